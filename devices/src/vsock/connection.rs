@@ -1,7 +1,7 @@
 //! One stream between a Unix socket and a port of the guest.
 //!
 //! A connection knows its socket, its phase and its credit. It reports what it would send to the
-//! guest next ([`Connection::next_step`]) and takes what the guest sends; it does not know queues.
+//! guest next ([`Connection::next_packet`]) and takes what the guest sends; it does not know queues.
 
 use std::os::fd::OwnedFd;
 
@@ -29,7 +29,7 @@ enum Phase {
 
 /// The next action of a connection when the guest has a receive buffer for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum NextPacket {
     /// Send a packet without payload: operation and flags.
     Control(Op, u32),
     /// Read from the socket into the guest's buffers.
@@ -348,20 +348,20 @@ impl Connection {
 
     /// Returns what the connection would send now. Calling this changes nothing that the guest can
     /// see.
-    pub(super) fn next_step(&mut self) -> Option<Step> {
+    pub(super) fn next_packet(&mut self) -> Option<NextPacket> {
         let due = &self.due;
         if due.request {
-            return Some(Step::Control(Op::Request, 0));
+            return Some(NextPacket::Control(Op::Request, 0));
         }
         if self.phase == Phase::Requested {
             return None;
         }
         if due.response {
-            return Some(Step::Control(Op::Response, 0));
+            return Some(NextPacket::Control(Op::Response, 0));
         }
         if self.readable && !self.read_ended {
             if self.outbound.free() > 0 {
-                return Some(Step::Data);
+                return Some(NextPacket::Data);
             }
             if self.hung_up && self.is_drained() {
                 let _ = self.end_of_file();
@@ -371,14 +371,14 @@ impl Connection {
             }
         }
         if self.due.credit_request {
-            return Some(Step::Control(Op::CreditRequest, 0));
+            return Some(NextPacket::Control(Op::CreditRequest, 0));
         }
         // Every packet carries the credit: this one is for a stream that has nothing else to send.
         if self.due.credit_update {
-            return Some(Step::Control(Op::CreditUpdate, 0));
+            return Some(NextPacket::Control(Op::CreditUpdate, 0));
         }
         if self.due.shutdown != 0 {
-            return Some(Step::Control(Op::Shutdown, self.announced));
+            return Some(NextPacket::Control(Op::Shutdown, self.announced));
         }
         None
     }

@@ -23,7 +23,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 
-use super::connection::{Connection, Outcome, Step};
+use super::connection::{Connection, NextPacket, Outcome};
 use super::error::VsockError;
 use super::handshake::{self, Handshake};
 use super::host::VsockHost;
@@ -450,7 +450,7 @@ impl Mux {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        if !connection.queued && connection.next_step().is_some() {
+        if !connection.queued && connection.next_packet().is_some() {
             connection.queued = true;
             self.ready.push_back(id);
         }
@@ -507,13 +507,13 @@ impl Mux {
                 continue;
             };
             connection.queued = false;
-            match connection.next_step() {
-                Some(Step::Control(op, flags)) => {
+            match connection.next_packet() {
+                Some(NextPacket::Control(op, flags)) => {
                     let header = connection.header(self.guest_cid, op, flags, 0);
                     self.schedule(id);
                     return Some(Work::Packet(header));
                 }
-                Some(Step::Data) => return Some(Work::Data(id)),
+                Some(NextPacket::Data) => return Some(Work::Data(id)),
                 None => {}
             }
         }

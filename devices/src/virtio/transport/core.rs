@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::status::{Status, Step};
+use super::status::{Status, StatusChange};
 use crate::virtio::{
     DeviceInfo, Interrupt, Queue, QueueConfig, QueueResources, QueueState, RateLimit, RestoreError,
     WorkerLink, features,
@@ -203,9 +203,9 @@ impl TransportCore {
             self.log_guest_error("status written during a reset", None);
             return;
         }
-        match self.status.step(value) {
-            Step::Reset => self.reset(),
-            Step::Fail => {
+        match self.status.change(value) {
+            StatusChange::Reset => self.reset(),
+            StatusChange::Fail => {
                 if self.started {
                     self.parts.link.send(Box::new(|worker| {
                         worker.stop();
@@ -213,20 +213,22 @@ impl TransportCore {
                 }
                 self.status = self.status.with_failed();
             }
-            Step::Stay => {}
-            Step::Advance(next) => self.status = next,
+            StatusChange::Stay => {}
+            StatusChange::Advance(next) => self.status = next,
             // §3.1.1: FEATURES_OK stays clear when the device cannot work with the features.
-            Step::Features(next)
+            StatusChange::Features(next)
                 if self.acked & !self.offered() == 0 && self.acked & features::VERSION_1 != 0 =>
             {
                 self.status = next;
             }
-            Step::Features(_) => self.log_guest_error("features that were not offered", None),
-            Step::Start(next) => {
+            StatusChange::Features(_) => {
+                self.log_guest_error("features that were not offered", None)
+            }
+            StatusChange::Start(next) => {
                 self.status = next;
                 self.start();
             }
-            Step::Illegal => self.log_guest_error("status bits out of order", None),
+            StatusChange::Illegal => self.log_guest_error("status bits out of order", None),
         }
     }
 

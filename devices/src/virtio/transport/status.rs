@@ -59,28 +59,28 @@ impl Status {
     /// Returns what a driver's write of `value` requests. Bits may be added one step at a time, in
     /// the order of §3.1.1, and never removed except by a reset.
     #[must_use]
-    pub(super) fn step(self, value: u8) -> Step {
+    pub(super) fn change(self, value: u8) -> StatusChange {
         if value == 0 {
-            return Step::Reset;
+            return StatusChange::Reset;
         }
         match (self.failed(), value & Self::FAILED != 0) {
-            (true, true) => return Step::Stay,
+            (true, true) => return StatusChange::Stay,
             // §2.1.1: after FAILED a driver resets the device before it tries again.
-            (true, false) => return Step::Illegal,
-            (false, true) => return Step::Fail,
+            (true, false) => return StatusChange::Illegal,
+            (false, true) => return StatusChange::Fail,
             (false, false) => {}
         }
         // NEEDS_RESET belongs to the device: what the driver writes there is ignored.
         let next = value & !Self::DEVICE_NEEDS_RESET;
         let known = self.0 & Self::ALL;
         match (known, next) {
-            (a, b) if a == b => Step::Stay,
-            (0, 1) | (1, 3) => Step::Advance(Self(next)),
+            (a, b) if a == b => StatusChange::Stay,
+            (0, 1) | (1, 3) => StatusChange::Advance(Self(next)),
             // Many drivers set both at the same time.
-            (0, 3) => Step::Advance(Self(next)),
-            (3, 11) => Step::Features(Self(next)),
-            (11, 15) => Step::Start(Self(next)),
-            _ => Step::Illegal,
+            (0, 3) => StatusChange::Advance(Self(next)),
+            (3, 11) => StatusChange::Features(Self(next)),
+            (11, 15) => StatusChange::Start(Self(next)),
+            _ => StatusChange::Illegal,
         }
     }
 
@@ -91,7 +91,7 @@ impl Status {
 
 /// The effect of a write to the status register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum StatusChange {
     /// All state goes back to its initial values.
     Reset,
     /// The driver gave up: the device stops.
@@ -118,31 +118,31 @@ mod tests {
         for (value, expect_negotiating, expect_queues) in
             [(1, false, false), (3, true, false), (11, false, true)]
         {
-            match status.step(value) {
-                Step::Advance(next) | Step::Features(next) => status = next,
+            match status.change(value) {
+                StatusChange::Advance(next) | StatusChange::Features(next) => status = next,
                 other => panic!("{value}: {other:?}"),
             }
             assert_eq!(status.negotiating(), expect_negotiating);
             assert_eq!(status.configuring_queues(), expect_queues);
         }
-        assert!(matches!(status.step(15), Step::Start(s) if s.live()));
+        assert!(matches!(status.change(15), StatusChange::Start(s) if s.live()));
     }
 
     #[test]
     fn skipped_and_cleared_bits_are_illegal() {
-        assert_eq!(Status(0).step(15), Step::Illegal);
-        assert_eq!(Status(3).step(15), Step::Illegal);
-        assert_eq!(Status(3).step(7), Step::Illegal);
-        assert_eq!(Status(15).step(11), Step::Illegal);
-        assert_eq!(Status(15).step(16), Step::Illegal);
-        assert_eq!(Status(15).step(0), Step::Reset);
-        assert_eq!(Status(15).step(15 | 64), Step::Stay);
-        assert_eq!(Status(1).step(129), Step::Fail);
-        assert_eq!(Status(129).step(129), Step::Stay);
+        assert_eq!(Status(0).change(15), StatusChange::Illegal);
+        assert_eq!(Status(3).change(15), StatusChange::Illegal);
+        assert_eq!(Status(3).change(7), StatusChange::Illegal);
+        assert_eq!(Status(15).change(11), StatusChange::Illegal);
+        assert_eq!(Status(15).change(16), StatusChange::Illegal);
+        assert_eq!(Status(15).change(0), StatusChange::Reset);
+        assert_eq!(Status(15).change(15 | 64), StatusChange::Stay);
+        assert_eq!(Status(1).change(129), StatusChange::Fail);
+        assert_eq!(Status(129).change(129), StatusChange::Stay);
         for value in [1, 3, 11, 15, 64] {
-            assert_eq!(Status(129).step(value), Step::Illegal);
-            assert_eq!(Status(139).step(value), Step::Illegal);
+            assert_eq!(Status(129).change(value), StatusChange::Illegal);
+            assert_eq!(Status(139).change(value), StatusChange::Illegal);
         }
-        assert_eq!(Status(139).step(0), Step::Reset);
+        assert_eq!(Status(139).change(0), StatusChange::Reset);
     }
 }
