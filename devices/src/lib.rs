@@ -39,6 +39,7 @@ pub mod mem;
 pub mod net;
 pub mod pci;
 pub mod pmem;
+mod restore;
 pub mod rng;
 pub mod virtio;
 pub mod vsock;

@@ -9,25 +9,15 @@ use std::time::{Duration, Instant};
 
 use super::counters::Counters;
 use super::disk::{Completion, Disk, EmptySlot, Operation, Submitted, Topology};
-use super::flight::{Flight, InFlight};
+use super::flight::{CHUNK_SIZE, FLUSH_COST, Flight, InFlight, MAX_QUEUES};
 use super::request::{ID_LEN, Request, Status, WRITE_DATA};
 use super::throttle::Throttle;
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault, MAX_TURN, Queue, Queues, RateLimit, SpareList};
 
-/// Bytes of one piece. Between pieces the event loop may do other work, and the driver is
-/// interrupted.
-pub(super) const CHUNK_SIZE: usize = 1 << 20;
-
-/// The maximum number of queues of a device.
-pub(super) const MAX_QUEUES: usize = 8;
-
 /// A new request is started only while the started ones have fewer bytes than this left to do. A
 /// stop has to wait for all of them: only the request that was taken last can be put back.
 pub(super) const MAX_UNFINISHED: usize = 16 * CHUNK_SIZE;
-
-/// The cost of a flush in a budget of bytes.
-pub(super) const FLUSH_COST: usize = CHUNK_SIZE / 4;
 
 /// The state of a request after one of its pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,9 +2,18 @@
 
 use std::time::Instant;
 
-use super::engine::{FLUSH_COST, MAX_QUEUES};
 use super::request::Request;
 use crate::virtio::Chain;
+
+/// Bytes of one piece. Between pieces the event loop may do other work, and the driver is
+/// interrupted.
+pub(super) const CHUNK_SIZE: usize = 1 << 20;
+
+/// The maximum number of queues of a device.
+pub(super) const MAX_QUEUES: usize = 8;
+
+/// The cost of a flush in a budget of bytes.
+pub(super) const FLUSH_COST: usize = CHUNK_SIZE / 4;
 
 /// A request that is partly done.
 #[derive(Debug)]

@@ -2,7 +2,8 @@
 
 use std::os::fd::BorrowedFd;
 
-use super::engine::{CHUNK_SIZE, Engine};
+use super::engine::Engine;
+use super::flight::CHUNK_SIZE;
 use crate::virtio::{Fault, Progress, Queue, QueueServer, Queues, StartError};
 
 /// Bytes until the event loop gets control back, and the driver its interrupt.

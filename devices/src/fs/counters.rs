@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use fuse_backend_rs::abi::fuse_abi::OutHeader;
 use rustix::io::Errno;
 
-use super::device::REPLY_HEADER_LEN;
 use super::tree::{Counters as TreeCounters, Tree};
 use crate::GuestRam;
 use crate::virtio::{Chain, Count, Counter, Latency, ReadCounters};
+
+/// `struct fuse_out_header`.
+pub(super) const REPLY_HEADER_LEN: usize = size_of::<OutHeader>();
 
 /// Errors by which a file system answers questions: about names, attributes and functions that it
 /// does not have, and about names that it has already.

@@ -7,16 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fuse_backend_rs::abi::fuse_abi::{
-    InitOut, KERNEL_MINOR_VERSION, KERNEL_VERSION, Opcode, OutHeader,
-};
+use fuse_backend_rs::abi::fuse_abi::{InitOut, KERNEL_MINOR_VERSION, KERNEL_VERSION, Opcode};
 use fuse_backend_rs::api::filesystem::{FileSystem, FsOptions};
 use fuse_backend_rs::api::server::{MAX_BUFFER_SIZE, MAX_REQ_PAGES, Server};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use vm_memory::ByteValued;
 
-use super::counters::Counters;
+use super::counters::{Counters, REPLY_HEADER_LEN};
 use super::exchange::{Exchange, ExchangeError, Refused};
 use super::tree::{Access, FsProcess, IdMap, Tree};
 use crate::GuestRam;
@@ -51,9 +49,6 @@ const MIN_MINOR_VERSION: u32 = 23;
 
 /// The guest's first process.
 const INIT: u32 = 1;
-
-/// `struct fuse_out_header`.
-pub(super) const REPLY_HEADER_LEN: usize = size_of::<OutHeader>();
 
 /// Why a directory cannot be shared.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! Configuration space: `struct virtio_net_config` (§5.1.4), with the fields of the features that
 //! are offered.
 
-use super::nic::MacAddress;
+use super::mac::MacAddress;
 
 /// The smallest MTU that a device may announce (§5.1.4.1).
 pub const MIN_MTU: u16 = 68;

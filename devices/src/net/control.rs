@@ -3,7 +3,7 @@
 
 use super::feature;
 use super::filter::{MAX_MULTICAST, MAX_UNICAST, Table};
-use super::nic::MacAddress;
+use super::mac::MacAddress;
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault};
 

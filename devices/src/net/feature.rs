@@ -1,6 +1,6 @@
 //! Feature bits of the network device (§5.1.3), and the offloads that they represent.
 
-use super::nic::Offloads;
+use super::offloads::Offloads;
 
 pub(super) const CSUM: u64 = 1 << 0;
 pub(super) const GUEST_CSUM: u64 = 1 << 1;

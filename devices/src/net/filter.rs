@@ -1,7 +1,7 @@
 //! Receive filters: the settings of a driver (§5.1.6.5.1, §5.1.6.5.2), and which frames follow
 //! from them. The backend applies them, so that they cost the device nothing per frame.
 
-use super::nic::MacAddress;
+use super::mac::MacAddress;
 
 /// The maximum number of unicast addresses of a driver, besides its own: the kernel compares eight
 /// with those of frames.

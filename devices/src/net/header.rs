@@ -1,6 +1,6 @@
 //! `struct virtio_net_hdr` (§5.1.6): the header before each frame, and its valid values.
 
-use super::nic::Offloads;
+use super::offloads::Offloads;
 
 /// Bytes of the header: with `VERSION_1` there is always a number of buffers in it.
 pub const HEADER_LEN: usize = 12;

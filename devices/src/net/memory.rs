@@ -11,7 +11,8 @@ use vm_memory::VolatileSlice;
 
 use super::filter::ReceiveFilter;
 use super::header::HEADER_LEN;
-use super::nic::{Nic, Offloads};
+use super::nic::Nic;
+use super::offloads::Offloads;
 
 /// A frame and the header before it.
 type Frame = ([u8; HEADER_LEN], Vec<u8>);

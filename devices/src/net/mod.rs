@@ -42,9 +42,11 @@ mod feature;
 mod filter;
 mod header;
 mod host;
+mod mac;
 #[cfg(any(test, feature = "test-utils"))]
 mod memory;
 mod nic;
+mod offloads;
 mod pair;
 mod receive;
 mod saved;
@@ -59,9 +61,11 @@ pub use device::NetDevice;
 pub use error::NetDeviceError;
 pub use filter::{Multicast, ReceiveFilter};
 pub use header::{HEADER_LEN, MAX_FRAME};
+pub use mac::{MacAddress, ParseMacAddressError};
 #[cfg(any(test, feature = "test-utils"))]
 pub use memory::{MemoryNic, MemoryWire};
-pub use nic::{MacAddress, Nic, Offloads, ParseMacAddressError};
+pub use nic::Nic;
+pub use offloads::Offloads;
 pub use pair::MAX_QUEUE_PAIRS;
 pub use stream::{FrameStream, StreamError};
 pub use tap::{Tap, TapError};

@@ -8,7 +8,7 @@ use vm_memory::VolatileSlice;
 use super::counters::Counters;
 use super::header::{BEYOND_MTU, HEADER_LEN, Header, MAX_FRAME, MIN_FRAME};
 use super::host::Arrivals;
-use super::nic::Offloads;
+use super::offloads::Offloads;
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault, Queue, SpareList};
 

@@ -12,7 +12,8 @@ use rustix::net::{RecvFlags, SendFlags, SocketType, recv, send, sockopt};
 use vm_memory::VolatileSlice;
 
 use super::header::{HEADER_LEN, MAX_FRAME};
-use super::nic::{Nic, Offloads};
+use super::nic::Nic;
+use super::offloads::Offloads;
 use super::segments::{Guards, with_iovecs};
 
 /// Bytes of the length prefix.

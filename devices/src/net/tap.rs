@@ -8,7 +8,8 @@ use vm_memory::VolatileSlice;
 
 use super::filter::{Multicast, ReceiveFilter};
 use super::header::HEADER_LEN;
-use super::nic::{Nic, Offloads};
+use super::nic::Nic;
+use super::offloads::Offloads;
 use super::segments::{Guards, with_iovecs};
 
 /// Flags of a tap that this device can use.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::GuestRam;
-use crate::net::nic::MacAddress;
+use crate::net::mac::MacAddress;
 use crate::net::{NetDevice, feature};
 use crate::testing::{CountingInterrupt, DriverQueue, backend_readable, memory, start, stop};
 use crate::virtio::{Progress, VirtioDevice};

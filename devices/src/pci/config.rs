@@ -1,7 +1,7 @@
 //! The configuration space of a function (§6.1): 256 bytes, and which of their bits a guest may
 //! write.
 
-use crate::virtio::RestoreError;
+use crate::restore::RestoreError;
 
 /// Bytes of configuration space.
 const SIZE: usize = 256;

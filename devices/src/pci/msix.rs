@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use crate::virtio::RestoreError;
+use crate::restore::RestoreError;
 
 /// The capability's ID (§6.8.2.1).
 pub const MSIX_CAPABILITY: u8 = 0x11;

@@ -5,7 +5,10 @@ use std::any::Any;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use super::{ConfigSpace, Fault, Queue, QueueThreads, ReadCounters, RestoreError, SavedDevice};
+use super::{
+    ConfigSpace, Fault, Progress, Queue, QueueThreads, ReadCounters, RestoreError, SavedDevice,
+    StartError,
+};
 
 /// Device type numbers (§5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,43 +95,6 @@ pub enum Placement {
     Shared,
     /// Its own thread: for a device whose backend may block.
     Own,
-}
-
-/// Why a queue could not be started. The driver sees `DEVICE_NEEDS_RESET`.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The device type has no such queue.
-    #[error("there is no queue {index}")]
-    NoSuchQueue {
-        /// The queue's index.
-        index: u16,
-    },
-    /// The queue is already running.
-    #[error("queue {index} is already running")]
-    Running {
-        /// The queue's index.
-        index: u16,
-    },
-    /// The host cannot serve the queue.
-    #[error("queue {index} could not be started")]
-    Host {
-        /// The queue's index.
-        index: u16,
-        /// The error of the host.
-        #[source]
-        source: std::io::Error,
-    },
-}
-
-/// Whether a device has caught up with a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Progress {
-    /// Nothing can be done now: wait for the next notification.
-    Idle,
-    /// The device used up its share of the event loop and wants to be called again.
-    More,
 }
 
 /// A virtio device, apart from its transport.

@@ -1,5 +1,7 @@
 //! State that outlives a process: what snapshots store of a device beyond its queues.
 
+use crate::restore::RestoreError;
+
 /// A device's own state, in a format of the device type.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SavedDevice {
@@ -16,26 +18,6 @@ pub struct SavedConfig {
     pub generation: u32,
     /// The bytes.
     pub bytes: Vec<u8>,
-}
-
-/// Why a saved state is refused. The device is unchanged.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RestoreError {
-    /// Written by another version of the device.
-    #[error("the saved state has version {found}, this device reads version {expected}")]
-    Version {
-        /// The state's version.
-        found: u32,
-        /// The version that the device reads.
-        expected: u32,
-    },
-    /// Too short, too long, or inconsistent.
-    #[error("the saved state is invalid: {what}")]
-    Invalid {
-        /// What is wrong with it.
-        what: &'static str,
-    },
 }
 
 impl SavedDevice {

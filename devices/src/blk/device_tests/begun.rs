@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 
 use super::*;
-use crate::blk::engine::{CHUNK_SIZE, MAX_UNFINISHED};
+use crate::blk::engine::MAX_UNFINISHED;
+use crate::blk::flight::CHUNK_SIZE;
 
 const MIB: usize = 1 << 20;
 

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use rustix::event::epoll;
 
 use super::control::{self, Event, MAX_NAME, Message};
+use super::counters::Counters;
 use super::port::{Port, Session};
 use crate::virtio::{
-    ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue, ReadCounters,
-    RestoreError, SavedDevice, SpareList, StartError, VirtioDevice,
+    ConfigSpace, DeviceInfo, DeviceType, Fault, Progress, Queue, RestoreError, SavedDevice,
+    SpareList, StartError, VirtioDevice,
 };
 
 /// `VIRTIO_CONSOLE_F_MULTIPORT` (§5.3.3).
@@ -84,23 +85,6 @@ pub struct PortsDevice {
     slices: SpareList,
     config: Arc<ConfigSpace>,
     counters: Arc<Counters>,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) tx_bytes: Count,
-    pub(super) lost_bytes: Count,
-    pub(super) rx_bytes: Count,
-}
-
-impl ReadCounters for Counters {
-    fn read(&self) -> Vec<Counter> {
-        vec![
-            self.tx_bytes.named("tx_bytes"),
-            self.lost_bytes.named("lost_bytes"),
-            self.rx_bytes.named("rx_bytes"),
-        ]
-    }
 }
 
 impl fmt::Debug for PortsDevice {

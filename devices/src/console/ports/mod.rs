@@ -12,6 +12,7 @@
 //! waits in the socket until a program in the guest has the port open.
 
 mod control;
+mod counters;
 mod device;
 mod port;
 

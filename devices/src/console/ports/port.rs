@@ -8,7 +8,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use vm_memory::VolatileSlice;
 
 use super::control::Event;
-use super::device::Counters;
+use super::counters::Counters;
 use crate::console::MAX_TRANSMIT;
 use crate::virtio::{Fault, Progress, Queue, SpareList, iovec};
 

@@ -14,7 +14,7 @@ use crate::net::config::LinkState;
 use crate::net::events::Direction;
 use crate::net::feature;
 use crate::net::header::{HEADER_LEN, MIN_FRAME};
-use crate::net::nic::Offloads;
+use crate::net::offloads::Offloads;
 use crate::net::vhost::RINGS;
 use crate::virtio::{Queue, StartError};
 

@@ -1,6 +1,6 @@
 use super::super::header::{HEADER_LEN, MAX_FRAME};
 use super::super::memory::{MemoryNic, MemoryWire};
-use super::super::nic::Offloads;
+use super::super::offloads::Offloads;
 use super::super::receive::BUDGET;
 use super::*;
 use crate::GuestRam;
