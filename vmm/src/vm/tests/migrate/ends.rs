@@ -191,7 +191,7 @@ fn given_away(
         let arrived = incoming.receive(&KvmDevice::open().unwrap()).unwrap();
         answer(arrived, other, source);
     });
-    let moved = guest.vm.migrate(here, &MigrationOptions::default(), go_on);
+    let moved = guest.vm.migrate(here, &for_sure(), go_on);
     in_time("the other side", move || receiver.join().unwrap());
     (guest, moved)
 }
@@ -346,7 +346,7 @@ fn a_side_whose_source_is_killed_runs_what_was_given_to_it_and_nothing_else() {
         let guest = Guest::start(|vm| vm);
         let (here, there) = connection();
         let receiver = receive(there, guest.mem.clone(), |vm| vm);
-        let options = MigrationOptions::default();
+        let options = for_sure();
         let moved = guest.vm.migrate(Killed::new(here, last), &options, go_on);
         let arrived = in_time("the other side", move || receiver.join().unwrap());
         match moved.unwrap_err() {

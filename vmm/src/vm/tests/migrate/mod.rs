@@ -35,6 +35,16 @@ fn rounds(count: u32) -> MigrationOptions {
     }
 }
 
+/// As by default, and on a machine of any speed: the guest writes all the time, and on a busy one its
+/// pause alone may take longer than the downtime that is allowed.
+fn for_sure() -> MigrationOptions {
+    MigrationOptions {
+        max_rounds: 3,
+        force: true,
+        ..MigrationOptions::default()
+    }
+}
+
 /// A connection with time limits, and its other end.
 fn connection() -> (UnixStream, UnixStream) {
     let ends = UnixStream::pair().unwrap();
@@ -280,7 +290,7 @@ fn a_guest_may_move_again_and_again() {
     let mut guest = Guest::start(VmBuilder::rng);
     for round in 0..5 {
         guest.write(0x30_0000 + round * 0x1000, 5);
-        let options = MigrationOptions::default();
+        let options = for_sure();
         guest = migrate(&guest, &options, RestoreBuilder::rng, |_| ()).1;
         guest.runs_on();
     }
@@ -299,7 +309,7 @@ fn a_paused_guest_arrives_paused_and_a_clone_moves_with_its_file() {
     let clone = Guest::restore(&Snapshot::open(&place).unwrap(), |vm| vm);
     clone.write(0x40_0000, 8);
     clone.pause();
-    let (_, moved) = migrate(&clone, &MigrationOptions::default(), |vm| vm, |_| ());
+    let (_, moved) = migrate(&clone, &for_sure(), |vm| vm, |_| ());
     assert_eq!(moved.vm.state(), State::Created);
     moved.vm.start().unwrap();
     assert_eq!((moved.read(0x30_0000), moved.read(0x40_0000)), (6, 8));
@@ -340,7 +350,7 @@ fn runs_after(guest: &Guest, here: usize, there: usize) -> (bool, bool) {
     let ends = connection();
     let cut = |stream, left| Cut { stream, left };
     let receiver = receive(cut(ends.1, there), guest.mem.clone(), |vm| vm);
-    let options = MigrationOptions::default();
+    let options = for_sure();
     let moved = guest
         .vm
         .migrate(cut(ends.0, here), &options, |_| ControlFlow::Continue(()));
@@ -393,7 +403,7 @@ fn a_guest_that_is_given_away_is_not_resumed_when_nobody_answers() {
         taken.unwrap();
         assert_eq!(vm.state(), State::Running);
     });
-    let options = MigrationOptions::default();
+    let options = for_sure();
     let error = guest
         .vm
         .migrate(here, &options, |_| ControlFlow::Continue(()));
@@ -411,7 +421,7 @@ fn refused_by(
     let (here, there) = connection();
     let receiver =
         std::thread::spawn(move || receive(IncomingMigration::open(there, limits()).unwrap()));
-    let options = MigrationOptions::default();
+    let options = for_sure();
     let refused = guest
         .vm
         .migrate(here, &options, |_| ControlFlow::Continue(()));
@@ -456,7 +466,7 @@ fn a_guest_that_needs_too_much_is_refused_before_anything_is_allocated() {
         let limits = MigrationLimits::memory(MemorySize::mib(31));
         IncomingMigration::open(there, limits).map(drop)
     });
-    let options = MigrationOptions::default();
+    let options = for_sure();
     let refused = guest
         .vm
         .migrate(here, &options, |_| ControlFlow::Continue(()));
@@ -575,7 +585,7 @@ fn a_guest_that_writes_too_fast_is_slowed_down_and_goes_on_as_fast_as_before() {
 fn a_device_that_does_not_tell_what_it_writes_does_not_move() {
     let guest = Guest::start(|vm| vm.device(Unlogged));
     let (here, _there) = connection();
-    let options = MigrationOptions::default();
+    let options = for_sure();
     let error = guest
         .vm
         .migrate(here, &options, |_| ControlFlow::Continue(()));
