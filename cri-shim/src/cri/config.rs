@@ -6,14 +6,20 @@ use std::path::PathBuf;
 
 use podvisor_cri_messages::{LinuxContainerResources, PodSandboxConfig};
 
-use super::pods::{Bound, PodBounds, memory_limit, milli_cpus};
-use super::vm::{ImageNames, VM_HANDLER};
+use super::image_names::ImageNames;
+use super::limits::{Bound, PodBounds, memory_limit, milli_cpus};
 use crate::cni::CniOptions;
 use crate::registries::Registries;
 use crate::sandbox::{JailLayer, JailMode, MEMORY_OVERHEAD, memory_overhead};
 
 /// The runtime handler that the daemon serves in addition to the empty name.
 pub(crate) const HANDLER: &str = "podvisor";
+
+/// The runtime handler of pods that are virtual machines.
+pub(crate) const VM_HANDLER: &str = "podvisor-vm";
+
+/// The runtime handler of pods that are always created in the other runtime.
+pub(crate) const HOST_HANDLER: &str = "host";
 
 /// A guest's memory beyond what its containers may use, in bytes, unless set otherwise.
 pub(crate) const DEFAULT_MEMORY: u64 = 256 << 20;

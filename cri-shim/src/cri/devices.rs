@@ -5,11 +5,12 @@
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-use std::path::{Component, Path};
+use std::path::Path;
 
 use podvisor_cri_messages::Device;
 
 use super::error::{CriError, Result};
+use super::spec;
 use crate::guest_devices;
 use crate::sandbox::{ContainerDevice, DeviceSource};
 
@@ -24,7 +25,7 @@ pub(super) fn open(wanted: &[Device], is_privileged: bool) -> Result<Vec<Contain
     }
     let mut paths = BTreeSet::new();
     for device in wanted {
-        check(device)?;
+        spec::devices::check(device)?;
         if !paths.insert(&device.container_path) {
             let reason = format!("{:?} is there twice", device.container_path);
             return Err(CriError::invalid("config.devices.container_path", reason));
@@ -38,31 +39,6 @@ pub(super) fn open(wanted: &[Device], is_privileged: bool) -> Result<Vec<Contain
         })
     });
     devices.collect()
-}
-
-/// Checks the fields of a device, but not what is there on the node.
-pub(super) fn check(device: &Device) -> Result<()> {
-    for (field, path) in [
-        ("config.devices.container_path", &device.container_path),
-        ("config.devices.host_path", &device.host_path),
-    ] {
-        let mut parts = Path::new(path).components();
-        let is_plain = parts.next() == Some(Component::RootDir)
-            && parts.clone().next().is_some()
-            && parts.all(|part| matches!(part, Component::Normal(_)));
-        if !is_plain || path.contains('\0') {
-            let shown: String = path.chars().take(256).collect();
-            let reason = format!("{shown:?} is not an absolute path without `..`");
-            return Err(CriError::invalid(field, reason));
-        }
-    }
-    let permissions = &device.permissions;
-    if permissions.is_empty() || !permissions.chars().all(|one| "rwm".contains(one)) {
-        let shown: String = permissions.chars().take(16).collect();
-        let reason = format!("{shown:?} is not made of `r`, `w` and `m`");
-        return Err(CriError::invalid("config.devices.permissions", reason));
-    }
-    Ok(())
 }
 
 fn source(device: &Device, is_privileged: bool) -> Result<DeviceSource> {

@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 use super::cdi::CdiError;
 use super::spec::SpecFault;
 use super::state::StateError;
-use super::vm::{AnnotationErrors, VmiError};
+use super::vm_spec::{AnnotationErrors, VmiError};
 use crate::cni::CniError;
 use crate::launch::BeginError;
 use crate::sandbox::{AttachError, RefusalKind, SandboxError};
@@ -381,12 +381,12 @@ fn cdi_code(error: &CdiError) -> Code {
     match error {
         CdiError::InvalidName { .. }
         | CdiError::TooManyDevices { .. }
-        | CdiError::Refused { .. } => Code::InvalidArgument,
+        | CdiError::Refused { .. }
+        | CdiError::Invalid { .. } => Code::InvalidArgument,
         // A driver may define them later.
         CdiError::Unresolvable { .. }
         | CdiError::TooManyFiles { .. }
         | CdiError::Missing { .. } => Code::FailedPrecondition,
-        CdiError::Invalid { source, .. } => source.code(),
         CdiError::Io { source, .. } => file_code(Some(source.kind())),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,6 @@ use tracing::{debug, info, warn};
 
 use super::call_layer::{BOUNDS_MS, Calls};
 use super::node::Node;
-use super::server::ServeError;
 use super::state::{ContainerPhase, PodPhase};
 use crate::connection_limiter::ConnectionLimiter;
 
@@ -35,9 +35,8 @@ pub(super) async fn serve(
     address: SocketAddr,
     node: Arc<Node>,
     calls: Arc<Calls>,
-) -> Result<(), ServeError> {
-    let failed = |source| ServeError::Metrics { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+) -> io::Result<()> {
+    let listener = TcpListener::bind(address).await?;
     info!(%address, "serving health and metrics");
     tokio::spawn(async move {
         let strangers = ConnectionLimiter::new(MAX_CONNECTIONS);

@@ -24,7 +24,7 @@ use super::error::{CriError, Result};
 use super::spec::MemorySource;
 use super::spec::mounts::image_of;
 use super::state::MemoryVolume;
-use super::volumes::EMPTY_DIR;
+use super::volume_users::EMPTY_DIR;
 use crate::bind::{MOUNTINFO, open_path, unescape};
 
 /// Maximum number of directories of a volume that are scanned.

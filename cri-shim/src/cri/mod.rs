@@ -18,13 +18,14 @@ mod events;
 mod flights;
 mod health;
 mod host_runtime;
+mod image_names;
 mod image_volumes;
 mod images;
+mod limits;
 mod memory_volumes;
 mod metrics;
 mod node;
 mod node_api;
-mod pod_index;
 mod pods;
 mod resolver;
 mod retry_writer;
@@ -36,6 +37,7 @@ mod state_lock;
 mod streaming_backend;
 mod unimplemented;
 mod vm;
+mod vm_spec;
 mod volume_users;
 mod volumes;
 
@@ -43,9 +45,9 @@ pub(crate) use cdi::DIRECTORIES as CDI_SPEC_DIRS;
 #[cfg(test)]
 pub(crate) use config::{DEFAULT_CPU_GROWTH, DEFAULT_GROWTH, DEFAULT_MEMORY};
 pub(crate) use config::{
-    GuestSettings, HANDLER, HostSettings, POD_IMAGE_SLOTS, ServeConfig, Sizes, VmSettings,
+    GuestSettings, HANDLER, HOST_HANDLER, HostSettings, POD_IMAGE_SLOTS, ServeConfig, Sizes,
+    VM_HANDLER, VmSettings,
 };
-pub(crate) use host_runtime::HOST_HANDLER;
+pub(crate) use image_names::ImageNames;
 pub(crate) use pods::place_without_mapped_users;
 pub(crate) use server::serve;
-pub(crate) use vm::{ImageNames, VM_HANDLER};

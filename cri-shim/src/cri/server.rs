@@ -111,7 +111,8 @@ pub(crate) async fn serve(
     let node_listener = listen(&node_path)?;
     let calls = Arc::new(Calls::default());
     if let Some(address) = metrics {
-        health::serve(address, Arc::clone(&node), Arc::clone(&calls)).await?;
+        let served = health::serve(address, Arc::clone(&node), Arc::clone(&calls)).await;
+        served.map_err(|source| ServeError::Metrics { address, source })?;
     }
     info!(socket = %path.display(), "serving");
     ready();

@@ -16,7 +16,11 @@ use rustix::io::Errno;
 use tracing::debug;
 
 use super::error::{CriError, Result};
-use super::node::{DATABASE, SANDBOXES};
+use super::state::DATABASE;
+
+/// Directory of sandboxes in the state directory. Short, as are the names in it: the path of
+/// a socket in it has at most 107 bytes.
+pub(super) const SANDBOXES: &str = "sb";
 
 /// The lock file in the state directory. It contains the PID of the lock's holder, and in the
 /// second line its root.

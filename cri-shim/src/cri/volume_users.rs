@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::volumes::EMPTY_DIR;
+/// Part of the path of every emptyDir, as a kubelet lays them out.
+pub(super) const EMPTY_DIR: &str = "/volumes/kubernetes.io~empty-dir/";
 
 /// The volumes of a pod.
 #[derive(Debug)]

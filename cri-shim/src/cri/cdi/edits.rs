@@ -8,10 +8,8 @@ use podvisor_cri_messages::{ContainerConfig, Device, KeyValue, Mount, MountPropa
 use rustix::fs::{StatVfsMountFlags, major, minor};
 
 use super::document::{self, DeviceNode, Edits};
-use super::{CdiError, WithDevices};
-use crate::cri::devices;
-use crate::cri::error::CriError;
-use crate::cri::spec::mounts;
+use super::error::CdiError;
+use crate::cri::spec::{SpecFault, devices, mounts};
 use crate::guest_devices;
 
 /// Access to a device for which a document names none.
@@ -38,11 +36,11 @@ impl Origin {
         }
     }
 
-    fn invalid(&self, field: &str, source: CriError) -> CdiError {
+    fn invalid(&self, field: &str, source: SpecFault) -> CdiError {
         CdiError::Invalid {
             origin: self.0.clone(),
             field: field.to_owned(),
-            source: Box::new(source),
+            source,
         }
     }
 
@@ -55,6 +53,14 @@ impl Origin {
             source,
         })
     }
+}
+
+/// A container's configuration with what its CDI devices add.
+#[derive(Debug)]
+pub(in crate::cri) struct WithDevices {
+    pub(in crate::cri) config: ContainerConfig,
+    /// Flags of the mounts that were added, which are the last ones.
+    pub(in crate::cri) mount_flags: Vec<StatVfsMountFlags>,
 }
 
 /// What all devices of a container change.
@@ -191,7 +197,7 @@ fn volume(
         }
     }
     let checked = mounts::check(std::slice::from_ref(&mount), None);
-    checked.map_err(|fault| origin.invalid(field, fault.into()))?;
+    checked.map_err(|fault| origin.invalid(field, fault))?;
     // Missing paths are made for kubelets only.
     origin.look_at(&format!("{field}.hostPath"), &wanted.host_path)?;
     Ok((mount, flags))

@@ -12,6 +12,7 @@
 
 mod document;
 mod edits;
+mod error;
 mod names;
 mod registry;
 
@@ -19,107 +20,19 @@ mod registry;
 mod tests;
 
 use std::collections::BTreeSet;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use podvisor_cri_messages::ContainerConfig;
-use rustix::fs::StatVfsMountFlags;
 
 use self::edits::{Collected, Origin};
 use self::registry::Registry;
-use super::error::CriError;
 
+pub(super) use edits::WithDevices;
+pub(crate) use error::CdiError;
 pub(super) use names::is_asked_for;
 
 /// Directories of the files, by default: those of the administrator, and of drivers.
 pub(crate) const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
-
-/// Maximum number of devices that a container names.
-const MAX_DEVICES: usize = 256;
-
-/// Why a container cannot have CDI devices.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CdiError {
-    /// A name in an annotation.
-    #[error("invalid CDI device name {name:?} in the annotation {key:?}: it is VENDOR/CLASS=NAME")]
-    InvalidName {
-        /// The annotation's key.
-        key: String,
-        /// The name.
-        name: String,
-    },
-    /// The container names too many devices.
-    #[error("{count} CDI devices are more than {MAX_DEVICES}")]
-    TooManyDevices {
-        /// How many.
-        count: usize,
-    },
-    /// No file defines these devices, or several do.
-    #[error("unresolvable CDI devices {names}{hints}")]
-    Unresolvable {
-        /// The names.
-        names: String,
-        /// Where they were looked for, and what is wrong there.
-        hints: String,
-    },
-    /// A directory has too many files.
-    #[error(
-        "the directory {} has more than {} CDI specifications: remove those that no driver needs",
-        .directory.display(), registry::MAX_FILES
-    )]
-    TooManyFiles {
-        /// The directory.
-        directory: PathBuf,
-    },
-    /// A directory or file that cannot be read.
-    #[error("cannot read {}", .path.display())]
-    Io {
-        /// Its path.
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// A device needs what a virtual machine cannot have.
-    #[error("{origin}: {field} is not supported: {reason}")]
-    Refused {
-        /// The device and its file.
-        origin: String,
-        /// Its path in the document.
-        field: String,
-        /// Why, and what to do instead.
-        reason: String,
-    },
-    /// A mount or a device of the node that a container of the request could not have either.
-    #[error("{origin}: {field}")]
-    Invalid {
-        /// The device and its file.
-        origin: String,
-        /// Its path in the document.
-        field: String,
-        #[source]
-        source: Box<CriError>,
-    },
-    /// What a device consists of is not there.
-    #[error("{origin}: {field}: cannot look at {}", .path.display())]
-    Missing {
-        /// The device and its file.
-        origin: String,
-        /// Its path in the document.
-        field: String,
-        /// The path on the node.
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-}
-
-/// A container's configuration with what its CDI devices add.
-#[derive(Debug)]
-pub(super) struct WithDevices {
-    pub(super) config: ContainerConfig,
-    /// Flags of the mounts that were added, which are the last ones.
-    pub(super) mount_flags: Vec<StatVfsMountFlags>,
-}
 
 /// Adds the CDI devices that a container asks for, each once. Reads files and looks at paths of the
 /// node, which may block.

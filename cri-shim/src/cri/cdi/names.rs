@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use podvisor_cri_messages::ContainerConfig;
 
-use super::{CdiError, MAX_DEVICES};
+use super::error::{CdiError, MAX_DEVICES};
 
 /// Prefix of the keys of annotations that name devices.
 const ANNOTATION: &str = "cdi.k8s.io/";

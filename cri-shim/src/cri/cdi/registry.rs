@@ -10,14 +10,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use tracing::warn;
 
-use super::CdiError;
 use super::document::{Device, Document, Format};
+use super::error::{CdiError, MAX_FILES};
 
 /// Maximum size of a file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-
-/// Maximum number of files in a directory.
-pub(super) const MAX_FILES: usize = 4096;
 
 /// Maximum number of unusable files that an error names.
 const MAX_HINTS: usize = 3;

@@ -304,7 +304,7 @@ fn a_file_that_cannot_be_used_disturbs_no_other() {
 #[test]
 fn too_many_files_are_an_error() {
     let node = Node::new();
-    for number in 0..=super::registry::MAX_FILES {
+    for number in 0..=super::error::MAX_FILES {
         fs::write(node.path(&format!("run/{number}.json")), "").unwrap();
     }
     let refused = node.refusal("vendor.com/net=one");

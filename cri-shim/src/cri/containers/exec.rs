@@ -8,13 +8,13 @@ use podvisor_cri_messages::{ExecSyncRequest, ExecSyncResponse};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{SemaphorePermit, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
 use crate::cri::error::{CriError, Result};
-use crate::cri::node::Node;
+use crate::cri::node::{Node, OutputRoom};
 use crate::cri::spec;
 use crate::request;
 use crate::sandbox::{Exec, ProcessExit, SandboxClient, SandboxError, StdioFds, random_id};
@@ -23,9 +23,6 @@ use crate::signal::SIGKILL;
 /// Bytes kept of each stream. The kubelet accepts messages of 16 MiB; output beyond this is read
 /// and dropped.
 const OUTPUT_BYTES: usize = (16 << 20) / 2 - (64 << 10);
-
-/// Bytes of output that are kept at the same time, for all commands of the node.
-const KEPT_BYTES: usize = 256 << 20;
 
 /// Size of a read: a pipe's capacity.
 const PIPE_BYTES: usize = 64 << 10;
@@ -40,28 +37,6 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the answer waits for the end of a command that is killed after its timeout: a hanging
 /// guest must not delay it.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The memory for collected output, in bytes: containers that print much must not exhaust the
-/// node's memory.
-#[derive(Debug)]
-pub(in crate::cri) struct OutputRoom(Semaphore);
-
-impl Default for OutputRoom {
-    fn default() -> Self {
-        Self::of(KEPT_BYTES)
-    }
-}
-
-impl OutputRoom {
-    fn of(bytes: usize) -> Self {
-        Self(Semaphore::new(bytes))
-    }
-
-    /// Reserves that many bytes until the permit is dropped; `None` if not enough are free.
-    fn take(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
-        self.0.try_acquire_many(u32::try_from(bytes).ok()?).ok()
-    }
-}
 
 /// The beginning of a stream's output.
 #[derive(Debug)]

@@ -1,6 +1,5 @@
 //! Containers of pods: creation, start, execution, status, stopping and removal.
 
-mod cpu_rate;
 mod create;
 mod end;
 mod exec;
@@ -11,8 +10,6 @@ mod stats;
 mod stop_signal;
 mod view;
 
-pub(super) use cpu_rate::CpuRate;
-pub(super) use exec::OutputRoom;
 pub(super) use request::log_path;
 pub(super) use start::{ExitFacts, exit_of};
 pub(super) use stats::in_time;

@@ -6,8 +6,8 @@ use podvisor_cri_messages::{LinuxContainerResources, UpdateContainerResourcesReq
 
 use crate::cri::error::Result;
 use crate::cri::flights::to_the_end;
+use crate::cri::limits::NewLimits;
 use crate::cri::node::{Container, Node};
-use crate::cri::pods::NewLimits;
 use crate::cri::spec;
 use crate::cri::state::ContainerPhase;
 

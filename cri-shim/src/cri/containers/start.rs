@@ -15,7 +15,6 @@ use crate::blocking::in_place;
 use crate::cri::error::{CriError, ObjectKind, Result};
 use crate::cri::node::{Container, Node, now};
 use crate::cri::state::{ContainerExit, ContainerPhase};
-use crate::cri::vm::MOVED;
 use crate::sandbox::{ProcessExit, SandboxClient, Started};
 
 /// Exit code of a container that could not be started, as other runtimes have it.
@@ -170,7 +169,7 @@ impl Node {
         let mut facts = exit_of(exit);
         let is_vm = container.with_record(|record| record.vm.is_some());
         if is_vm && exit.code == 0 && Self::has_moved(client, container).await {
-            facts.1 = MOVED;
+            facts.1 = ContainerExit::MOVED;
         }
         if is_vm && exit.code != 0 {
             let list = client.list().await.unwrap_or_default();

@@ -13,8 +13,8 @@ use podvisor_cri_messages::{
 
 use crate::cni::InterfaceCounters;
 use crate::cri::error::Result;
+use crate::cri::node::matches_labels;
 use crate::cri::node::{Container, Node, Pod, now};
-use crate::cri::pods::matches_labels;
 use crate::cri::state::PodPhase;
 use crate::sandbox::{self, ContainerStats as Figures, GuestStats};
 use crate::stall_timeout::timeout;

@@ -11,8 +11,8 @@ use podvisor_cri_messages::{
 use super::stop_signal;
 use crate::boot;
 use crate::cri::error::Result;
+use crate::cri::node::matches_labels;
 use crate::cri::node::{Container, Node};
-use crate::cri::pods::matches_labels;
 use crate::cri::state::{ContainerPhase, ContainerRecord, MountedImage};
 
 fn state(record: &ContainerRecord) -> ContainerState {

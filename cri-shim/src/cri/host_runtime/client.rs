@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use podvisor_cri_messages::{
-    ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxConfig, PodSandboxMetadata,
-    StatusRequest, StatusResponse,
+    ListPodSandboxRequest, ListPodSandboxResponse, NamespaceMode, PodSandboxConfig,
+    PodSandboxMetadata, StatusRequest, StatusResponse,
 };
 use tokio::time::timeout;
 use tonic::body::Body;
@@ -17,11 +17,11 @@ use tonic::codegen::http::Response;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tower_service::Service as _;
+use tracing::debug;
 
 use super::last_lists::{KeptLists, Listed};
 use super::message::{Call, answer, decode};
-use super::{HOST_HANDLER, needs_node};
-use crate::cri::config::HostSettings;
+use crate::cri::config::{HOST_HANDLER, HostSettings};
 
 /// How long an answer is waited for where one can do without it.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -197,6 +197,30 @@ impl HostRuntime {
             reasons.join(": "),
         ))
     }
+}
+
+/// Returns whether a pod shares a namespace with the node.
+fn needs_node(pod: &PodSandboxConfig) -> bool {
+    let security = pod
+        .linux
+        .as_ref()
+        .and_then(|linux| linux.security_context.as_ref());
+    let Some(options) = security.and_then(|security| security.namespace_options.as_ref()) else {
+        return false;
+    };
+    let modes = [options.network, options.ipc, options.pid];
+    modes.contains(&i32::from(NamespaceMode::Node))
+}
+
+/// Returns what the other runtime answered; nothing if it failed.
+pub(super) fn optional(answer: Result<Bytes, Status>) -> Bytes {
+    answer.unwrap_or_else(|error| {
+        // Older runtimes have not all calls.
+        if error.code() != Code::Unimplemented {
+            debug!(%error, "the host's runtime gave no answer");
+        }
+        Bytes::new()
+    })
 }
 
 #[cfg(test)]

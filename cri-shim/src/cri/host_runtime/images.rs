@@ -11,10 +11,12 @@ use tonic::codegen::http::{Request, Response};
 use tower_service::Service;
 use tracing::info;
 
+use super::client::optional;
 use super::last_lists::Listed;
+use super::merge;
 use super::message::{Call, answered, decode};
-use super::service::{Both, optional};
-use super::{HOST_HANDLER, merge};
+use super::service::Both;
+use crate::cri::config::HOST_HANDLER;
 
 const IMAGE_STATUS: &str = "/runtime.v1.ImageService/ImageStatus";
 

@@ -12,7 +12,7 @@ use prost::Message;
 use tonic::Status;
 
 use super::message::decode;
-use crate::cri::pods::matches_labels;
+use crate::cri::node::matches_labels;
 
 /// What is listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

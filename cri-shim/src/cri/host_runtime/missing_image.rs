@@ -13,9 +13,8 @@ use podvisor_images::parse_reference;
 use tonic::Status;
 use tracing::info;
 
-use super::client::HostRuntime;
+use super::client::{HostRuntime, optional};
 use super::message::{Call, decode};
-use super::service::optional;
 use crate::cri::images::Images;
 use crate::cri::node::Node;
 

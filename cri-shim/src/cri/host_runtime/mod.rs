@@ -23,24 +23,6 @@ mod message;
 mod missing_image;
 mod service;
 
-use podvisor_cri_messages::{NamespaceMode, PodSandboxConfig};
-
 pub(super) use client::HostRuntime;
 pub(super) use events::forward as forward_events;
 pub(super) use service::WithHost;
-
-/// The runtime handler of pods that are always created in the other runtime.
-pub(crate) const HOST_HANDLER: &str = "host";
-
-/// Returns whether a pod shares a namespace with the node.
-fn needs_node(pod: &PodSandboxConfig) -> bool {
-    let security = pod
-        .linux
-        .as_ref()
-        .and_then(|linux| linux.security_context.as_ref());
-    let Some(options) = security.and_then(|security| security.namespace_options.as_ref()) else {
-        return false;
-    };
-    let modes = [options.network, options.ipc, options.pid];
-    modes.contains(&i32::from(NamespaceMode::Node))
-}

@@ -17,13 +17,14 @@ use tonic::codegen::http::{Request, Response};
 use tonic::server::NamedService;
 use tonic::{Code, Status};
 use tower_service::Service;
-use tracing::{debug, info};
+use tracing::info;
 
-use super::client::HostRuntime;
+use super::client::{HostRuntime, optional};
 use super::last_lists::Listed;
 use super::merge;
 use super::message::{Call, answer, answered, decode};
-use super::{HOST_HANDLER, features, missing_image};
+use super::{features, missing_image};
+use crate::cri::config::HOST_HANDLER;
 use crate::cri::error::{CriError, Result as CriResult};
 use crate::cri::node::Node;
 use crate::cri::runtime::condition;
@@ -385,15 +386,4 @@ fn id(call: &Call) -> Result<String, Status> {
 /// Returns whether something is the daemon's. What is wrong with an id is its to say, too.
 fn has<T>(found: CriResult<T>) -> bool {
     !matches!(found, Err(CriError::NotFound { .. }))
-}
-
-/// Returns what the other runtime answered; nothing if it failed.
-pub(super) fn optional(answer: Result<Bytes, Status>) -> Bytes {
-    answer.unwrap_or_else(|error| {
-        // Older runtimes have not all calls.
-        if error.code() != Code::Unimplemented {
-            debug!(%error, "the host's runtime gave no answer");
-        }
-        Bytes::new()
-    })
 }

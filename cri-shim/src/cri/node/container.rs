@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
 
-use super::Pod;
-use crate::cri::containers::CpuRate;
+use super::cpu_rate::CpuRate;
+use super::pod::Pod;
 use crate::cri::error::{CriError, ObjectKind, Result};
 use crate::cri::retry_writer::PendingRecord;
 use crate::cri::state::{CachedRecord, ContainerPhase, ContainerRecord, Database, StateError};

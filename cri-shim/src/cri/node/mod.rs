@@ -2,9 +2,15 @@
 
 mod clock;
 mod container;
+mod cpu_rate;
+mod host_users;
+mod index;
+mod labels;
+mod output_room;
 mod pod;
 #[cfg(test)]
-mod test_node;
+mod testing;
+mod vm_states;
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
@@ -18,32 +24,26 @@ use podvisor_images::Store;
 use tracing::warn;
 
 use super::config::ServeConfig;
-use super::containers::OutputRoom;
 use super::error::{CriError, ObjectKind, Result};
 use super::events::Events;
 use super::flights::SingleFlight;
-use super::node_api::VmStates;
-use super::pod_index::PodIndex;
-use super::pods::HostUsers;
 use super::retry_writer::{PendingRecord, RetryWriter};
-use super::state::{ContainerRecord, Database, PodRecord};
-use super::state_lock::StateOwner;
+use super::state::{ContainerRecord, DATABASE, Database, PodRecord};
+use super::state_lock::{SANDBOXES, StateOwner};
 use super::volumes;
 use crate::cni::Cni;
 use crate::turns::Turns;
 
 pub(super) use clock::{ReportClock, now};
 pub(super) use container::Container;
+use host_users::HostUsers;
+use index::PodIndex;
+pub(super) use labels::matches_labels;
+pub(super) use output_room::OutputRoom;
 pub(super) use pod::{GuestResources, Pod, pod_name};
 #[cfg(test)]
-pub(super) use test_node::TestNode;
-
-/// Directory of sandboxes in the state directory. Short, as are the names in it: the path of
-/// a socket in it has at most 107 bytes.
-pub(super) const SANDBOXES: &str = "sb";
-
-/// The database of pods, in the root.
-pub(super) const DATABASE: &str = "cri.redb";
+pub(super) use testing::TestNode;
+pub(super) use vm_states::{ConsoleHold, VmStates};
 
 /// Number of digits of an id in the name of a sandbox's directory.
 const DIR_DIGITS: usize = 24;

@@ -1,13 +1,12 @@
 //! The daemon's state of a pod sandbox.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use podvisor_cri_messages::PodSandboxMetadata;
 use podvisor_node_api::messages::VmName;
 use tokio::sync::watch;
 
-use super::lock;
 use crate::cri::error::{CriError, ObjectKind, Result};
 use crate::cri::retry_writer::PendingRecord;
 use crate::cri::state::{CachedRecord, Database, PodPhase, PodRecord, StateError};
@@ -135,9 +134,13 @@ impl Pod {
         self.record.of(|record| record.phase.clone())
     }
 
+    fn lock_client(&self) -> MutexGuard<'_, Option<SandboxClient>> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns the client of its sandbox process.
     pub(in crate::cri) fn client(&self) -> Result<SandboxClient> {
-        let client = lock(&self.client).clone();
+        let client = self.lock_client().clone();
         client.ok_or_else(|| self.not_ready())
     }
 
@@ -151,7 +154,7 @@ impl Pod {
     }
 
     pub(in crate::cri) fn set_client(&self, client: Option<SandboxClient>) {
-        *lock(&self.client) = client;
+        *self.lock_client() = client;
     }
 
     /// Changes the record, on the disk first.

@@ -13,9 +13,8 @@ use tonic::{Status, Streaming};
 use tracing::debug;
 
 use super::control::status;
-use super::states::ConsoleHold;
 use super::{STREAM_QUEUE, first, not_open};
-use crate::cri::node::Node;
+use crate::cri::node::{ConsoleHold, Node};
 use crate::sandbox::StdioFds;
 
 /// Both directions of a console.

@@ -21,7 +21,7 @@ use super::control::status;
 use super::pipe::{bytes_of, joined};
 use super::{first, not_open};
 use crate::cri::node::{Container, Node};
-use crate::cri::vm::MOVED;
+use crate::cri::state::ContainerExit;
 use crate::sandbox::{self, MigrationInfo, SandboxClient, SendMachine};
 
 /// How long a sandbox may take to say how far its machine has moved.
@@ -184,7 +184,7 @@ pub(super) fn shown(info: &MigrationInfo, exit: Option<&VmExit>) -> VmMigration 
     let mut shown = as_told(info);
     if let Some(exit) = exit.filter(|_| !info.state.is_final()) {
         let has_left = info.direction == sandbox::MigrationDirection::Out;
-        if has_left && exit.reason == MOVED {
+        if has_left && exit.reason == ContainerExit::MOVED {
             shown.state = MigrationState::Done.into();
         } else {
             shown.state = MigrationState::Unknown.into();
@@ -263,7 +263,7 @@ mod tests {
         assert!(!killed.reason.is_empty());
         // Its exit was heard of first.
         assert_eq!(
-            shown(&sending, Some(&exit(MOVED))).state(),
+            shown(&sending, Some(&exit(ContainerExit::MOVED))).state(),
             MigrationState::Done
         );
         let here = info(into, sandbox::MigrationState::HandingOver);

@@ -7,7 +7,6 @@
 //! | `view` | the VMs of the node, as they are reported |
 //! | `watch` | the same with every change |
 //! | `usage` | what VMs have used |
-//! | `states` | what is known of VMs beyond their records: pauses, consoles |
 //! | `control` | pause, unpause, reboot, reset, stop |
 //! | `boot` | how VMs were booted |
 //! | `agent` | what QEMU's guest agent is asked |
@@ -28,7 +27,6 @@ mod migrate;
 mod pipe;
 mod plug;
 mod size;
-mod states;
 #[cfg(test)]
 mod tests;
 mod usage;
@@ -49,7 +47,6 @@ use tokio::time::timeout;
 use tonic::{Status, Streaming};
 
 use super::node::Node;
-pub(super) use states::VmStates;
 
 /// How long a client may take to say what a stream is for.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);

@@ -3,16 +3,13 @@
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use podvisor_cri_messages::{
-    LinuxContainerResources, PodSandboxConfig, UpdatePodSandboxResourcesRequest,
-};
+use podvisor_cri_messages::{LinuxContainerResources, UpdatePodSandboxResourcesRequest};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
-use super::cgroup;
-use super::limits::{PodBounds, memory_limit, milli_cpus};
 use crate::cri::config::Sizes;
 use crate::cri::error::{CriError, Result};
+use crate::cri::limits::{NewLimits, cgroup, memory_limit, milli_cpus};
 use crate::cri::node::{GuestResources, Node, Pod};
 use crate::cri::spec;
 use crate::cri::state::{ContainerRecord, GuestSize, PodRecord};
@@ -27,27 +24,6 @@ const SHRINK_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The unit in which guests get memory: 2 MiB.
 pub(super) const MEMORY_STEP: u64 = 2 << 20;
-
-/// Limits that are about to be others, all of them.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::cri) enum NewLimits<'a> {
-    Container {
-        id: &'a str,
-        resources: &'a LinuxContainerResources,
-    },
-    /// Of the pod, whose record has them: its control group follows.
-    Pod(&'a LinuxContainerResources),
-}
-
-impl NewLimits<'_> {
-    /// The bounds of a pod with such limits.
-    fn bounds(new: Option<Self>, pod: &PodSandboxConfig) -> PodBounds {
-        match new {
-            Some(Self::Pod(limits)) => PodBounds::of(pod).raised_to(limits),
-            Some(Self::Container { .. }) | None => PodBounds::of(pod),
-        }
-    }
-}
 
 /// What limits come to for a guest, whether or not it can have that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tracing::warn;
 
-use super::cgroup;
 use crate::blocking::in_place;
 use crate::cri::error::{CriError, Result};
+use crate::cri::limits::cgroup;
 use crate::cri::node::Pod;
 use crate::sandbox::{DEFAULT_CGROUP_PARENT, SandboxClient, end_group, end_group_of};
 

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use tracing::{debug, info};
 
 use super::grow::MEMORY_STEP;
-use super::limits::{Bound, PodBounds, memory_limit};
 use crate::cri::backoff::Backoff;
 use crate::cri::error::Result;
+use crate::cri::limits::{Bound, PodBounds, memory_limit};
 use crate::cri::node::{Node, Pod};
 use crate::cri::state::{ContainerRecord, PodRecord};
 

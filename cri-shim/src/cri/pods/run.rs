@@ -8,12 +8,11 @@ use podvisor_cri_messages::{ContainerEventType, PodSandboxConfig, Protocol, RunP
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::limits::PodBounds;
-use super::{cgroup, quantity};
 use crate::blocking::in_place;
 use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::{GuestSettings, HANDLER};
 use crate::cri::error::{CriError, ObjectKind, Result};
+use crate::cri::limits::{PodBounds, cgroup, parse_quantity};
 use crate::cri::node::{GuestResources, Node, Pod, now, private_dir};
 use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 use crate::cri::{resolver, spec, vm, volumes};
@@ -258,7 +257,7 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
     }
     for direction in DIRECTIONS {
         let text = config.annotations.get(&bandwidth_annotation(direction));
-        if let Some(text) = text.filter(|text| quantity::parse(text).is_none()) {
+        if let Some(text) = text.filter(|text| parse_quantity(text).is_none()) {
             let text: String = text.chars().take(64).collect();
             let reason = format!("{text:?} is no bandwidth; write bits per second, such as 10M");
             return Err(CriError::invalid("config.annotations", reason));
@@ -322,7 +321,7 @@ fn capabilities(config: &PodSandboxConfig) -> Capabilities {
         let annotation = bandwidth_annotation(direction);
         // Invalid rates were rejected by `check`.
         let text = config.annotations.get(&annotation);
-        if let Some(rate) = text.and_then(|text| quantity::parse(text)) {
+        if let Some(rate) = text.and_then(|text| parse_quantity(text)) {
             bandwidth.insert(format!("{direction}Rate"), rate.into());
             bandwidth.insert(
                 format!("{direction}Burst"),

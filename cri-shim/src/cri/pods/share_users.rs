@@ -5,11 +5,9 @@
 //! one then cannot, the pod's machine is ended, and its kubelet makes the pod anew: that one's
 //! process serves volumes as the node's root.
 
-use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tracing::{info, warn};
@@ -37,40 +35,11 @@ pub(crate) fn place_without_mapped_users(root: &Path) -> Option<(PathBuf, io::Er
     tried.next()
 }
 
-/// Most pods that are remembered to need the node's root.
-const REMEMBERED: usize = 4096;
-
 /// File systems that a kubelet's volumes may be expected to have mapped users on. Whether one has
 /// is tried when a volume is mounted.
 const MAPPABLE: [&str; 11] = [
     "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "squashfs", "tmpfs", "vfat", "xfs",
 ];
-
-/// What is known of the node and its pods.
-#[derive(Debug, Default)]
-pub(in crate::cri) struct HostUsers {
-    /// Why the node maps no users; found out once.
-    tried: OnceLock<Option<String>>,
-    /// The pods that have a volume without mapped users, by the ids that Kubernetes gave them.
-    pods: Mutex<VecDeque<String>>,
-}
-
-impl HostUsers {
-    fn has(&self, uid: &str) -> bool {
-        let pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
-        pods.iter().any(|known| known == uid)
-    }
-
-    fn add(&self, uid: &str) {
-        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
-        if pods.iter().all(|known| known != uid) {
-            pods.push_back(uid.to_owned());
-            if pods.len() > REMEMBERED {
-                pods.pop_front();
-            }
-        }
-    }
-}
 
 impl Node {
     /// Returns why the processes of pods serve volumes as the node's root, if all of them do. This
@@ -203,16 +172,5 @@ mod tests {
         }
         // Without a jail.
         assert!(node.no_mapped_users().unwrap().contains("jail"));
-    }
-
-    #[test]
-    fn pods_that_need_the_hosts_root_are_remembered_within_bounds() {
-        let known = HostUsers::default();
-        for number in 0..REMEMBERED + 2 {
-            known.add(&number.to_string());
-            known.add(&number.to_string());
-        }
-        assert_eq!(known.pods.lock().unwrap().len(), REMEMBERED);
-        assert!(known.has("2") && !known.has("1"));
     }
 }

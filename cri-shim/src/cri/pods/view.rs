@@ -9,20 +9,10 @@ use podvisor_cri_messages::{
     PodSandboxStatus, PodSandboxStatusResponse,
 };
 
-use super::cgroup;
 use crate::cri::error::Result;
-use crate::cri::node::{Container, Node, Pod};
+use crate::cri::limits::cgroup;
+use crate::cri::node::{Container, Node, Pod, matches_labels};
 use crate::cri::state::{ContainerPhase, PodPhase, PodRecord};
-
-/// Returns whether `labels` contains all of `selector`.
-pub(in crate::cri) fn matches_labels(
-    labels: &HashMap<String, String>,
-    selector: &HashMap<String, String>,
-) -> bool {
-    selector
-        .iter()
-        .all(|(name, value)| labels.get(name) == Some(value))
-}
 
 /// How many pods a message names.
 const MAX_NAMED: usize = 5;

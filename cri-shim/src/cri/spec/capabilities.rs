@@ -3,7 +3,7 @@
 use oci_spec::runtime::Capabilities;
 use podvisor_cri_messages::LinuxContainerSecurityContext;
 
-use super::SpecFault;
+use super::fault::SpecFault;
 use crate::sandbox::{self, NamedCapability, all_capabilities};
 
 /// Returns the capabilities of a container's root: the default, less the dropped ones, plus the

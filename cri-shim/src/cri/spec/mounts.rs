@@ -9,7 +9,10 @@ use podvisor_agent_protocol::{FILL, MountSource, SHARED_DIR, SHARED_MEMORY, is_c
 use podvisor_cri_messages::{Mount as CriMount, MountPropagation};
 use rustix::fs::StatVfsMountFlags;
 
-use super::{MemorySource, SpecFault, SpecRequest, Volume, VolumeSource, users};
+use super::fault::SpecFault;
+use super::request::SpecRequest;
+use super::users;
+use super::volume::{MemorySource, Volume, VolumeSource};
 use crate::bind::guest_options;
 use crate::machine::UserRange;
 use crate::sandbox::{default_mounts, image_source};

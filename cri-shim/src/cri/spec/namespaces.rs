@@ -4,10 +4,12 @@
 use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType};
 use podvisor_agent_protocol::PidNamespace;
 use podvisor_cri_messages::{
-    LinuxContainerSecurityContext, NamespaceMode, NamespaceOption, PodSandboxConfig,
+    LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode, NamespaceOption,
+    PodSandboxConfig,
 };
 
-use super::{SpecFault, sandbox_security, users};
+use super::fault::SpecFault;
+use super::users;
 use crate::machine::UserRange;
 
 /// Checks whether a virtual machine can be this pod's sandbox.
@@ -104,4 +106,9 @@ pub(super) fn namespaces(
         Some(NamespaceMode::Container) => namespaces.push(pid.build()?),
     }
     Ok(namespaces)
+}
+
+/// Returns the pod's security context.
+fn sandbox_security(pod: &PodSandboxConfig) -> Option<&LinuxSandboxSecurityContext> {
+    pod.linux.as_ref()?.security_context.as_ref()
 }

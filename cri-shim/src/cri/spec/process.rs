@@ -6,7 +6,9 @@ use podvisor_cri_messages::{
     ContainerConfig, LinuxContainerSecurityContext, SupplementalGroupsPolicy,
 };
 
-use super::{SpecFault, SpecRequest, capabilities};
+use super::capabilities;
+use super::fault::SpecFault;
+use super::request::SpecRequest;
 use crate::sandbox::{
     SupplementalGroups, default_environment, default_rlimits, from_root, further_process,
     image_entrypoint, process_capabilities, set_variable,

@@ -9,7 +9,7 @@ use oci_spec::runtime::{
 };
 use podvisor_cri_messages::LinuxContainerResources;
 
-use super::SpecFault;
+use super::fault::SpecFault;
 use crate::sandbox::device_rules;
 
 /// Returns the limits of a container's control group in the guest.

@@ -3,7 +3,7 @@
 use oci_spec::runtime::{Capabilities, Capability, LinuxSeccomp};
 use podvisor_cri_messages::{LinuxContainerSecurityContext, SecurityProfileType as ProfileType};
 
-use super::SpecFault;
+use super::fault::SpecFault;
 use crate::sandbox::default_seccomp_profile;
 
 /// Maximum size of a profile of the node, in bytes.

@@ -7,7 +7,7 @@ use podvisor_cri_messages::{
     IdMapping, LinuxContainerSecurityContext, NamespaceMode, NamespaceOption,
 };
 
-use super::SpecFault;
+use super::fault::SpecFault;
 use crate::machine::UserRange;
 
 const FIELD: &str = "namespace_options.userns_options (hostUsers: false)";

@@ -15,6 +15,9 @@ use super::Record;
 use super::records::{AnyRecord, Versioned};
 use crate::blocking::in_place;
 
+/// The database of pods, in the root.
+pub(crate) const DATABASE: &str = "cri.redb";
+
 /// Error of the database.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StateError {

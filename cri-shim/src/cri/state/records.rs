@@ -8,7 +8,7 @@ use podvisor_cri_messages::{ContainerConfig, PodSandboxConfig};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::cri::vm::VmRecord;
+use super::vm_record::VmRecord;
 use crate::sandbox::{ContainerUser, GuestNetwork, SupplementalGroups};
 
 /// A value that is stored under an id.
@@ -216,6 +216,11 @@ pub(crate) struct ContainerExit {
     pub(crate) reason: String,
     /// Details, for people.
     pub(crate) message: String,
+}
+
+impl ContainerExit {
+    /// The reason of a container whose machine went on at another node.
+    pub(crate) const MOVED: &str = "Moved";
 }
 
 impl Record for PodRecord {

@@ -9,11 +9,12 @@ use std::fs::File;
 use podvisor_cri_messages::ContainerConfig;
 use serde::Deserialize;
 
-use super::vmi::{ANNOTATION as VMI, MAX_SERIAL, Sources};
-use super::{MEMORY_UNIT, honour, images, migration, vmi};
+use super::vmi::Sources;
+use super::{honour, images, migration, vmi};
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::Pod;
 use crate::cri::state::GuestSize;
+use crate::cri::vm_spec::{MAX_SERIAL, MEMORY_UNIT, VMI};
 
 /// The annotation that makes a pod one that keeps a claim.
 const ANNOTATION: &str = "podvisor.io/attachment";

@@ -13,23 +13,23 @@ use podvisor_sandbox::machine::{MachineIdentity, MachineShare};
 use podvisor_sandbox::{SupplementalGroups, random_id};
 use tracing::{info, warn};
 
-use super::annotations::FIRMWARE;
+use super::attachment::Attachment;
 use super::disks::{self, DiskFiles};
 use super::honour::FileMount;
-use super::record::VmRecord;
 use super::seed::{SeedSource, read_files};
 use super::shares::WantedShare;
-use super::spec::Booter;
-use super::vmi::{self, VmiBoot, VmiDisks, VmiMachine};
-use super::{Attachment, ImageNames, VmSpec, honour, images, migration};
+use super::vmi::{self, VmiDisks};
+use super::{honour, images, migration};
 use crate::blocking::{apart, in_place};
 use crate::cri::config::VmSettings;
 use crate::cri::containers::log_path;
 use crate::cri::error::{CriError, Result};
+use crate::cri::image_names::ImageNames;
+use crate::cri::limits::memory_limit;
 use crate::cri::node::{Container, Node, Pod, now};
-use crate::cri::pods::memory_limit;
 use crate::cri::resolver;
-use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord};
+use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord, ROOT, VmRecord};
+use crate::cri::vm_spec::{Booter, FIRMWARE, VmSpec, VmiBoot, VmiMachine};
 use crate::sandbox::ContainerStats;
 
 /// Signal that is recorded as the one that asks a machine to end: SIGTERM. It is its power button.
@@ -280,7 +280,7 @@ impl Making {
         let vm = VmRecord {
             disks: self.files.of_image(&disk, root_size, &seed, devices)?,
             shares: self.shares.clone(),
-            root: disks::ROOT.to_owned(),
+            root: ROOT.to_owned(),
             booter,
             kernel: None,
             uuid,

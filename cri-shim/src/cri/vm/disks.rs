@@ -18,12 +18,10 @@ use tracing::info;
 
 use super::images;
 use super::persistent;
-use super::record::{DiskContent, DiskRecord, OverlayRecord, VmRecord};
-use super::vmi::NodeFile;
 use crate::cri::error::{CriError, Result};
+use crate::cri::state::{DiskContent, DiskRecord, NodeFile, OverlayRecord, ROOT, VmRecord};
 
-/// Serial numbers of the first two disks.
-pub(super) const ROOT: &str = "root";
+/// Serial number of the disk with the seed, which follows the root disk.
 const SEED: &str = "cloud-init";
 
 /// Names of their files.
@@ -342,8 +340,8 @@ fn add(volumes: &mut BlockVolumes, device: &Device) -> Result<(), String> {
 mod tests {
     use std::io::Write as _;
 
-    use super::super::record::OverlayKind;
     use super::*;
+    use crate::cri::state::OverlayKind;
 
     #[test]
     fn what_a_guest_writes_is_counted_and_not_what_it_shares() {

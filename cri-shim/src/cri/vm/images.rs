@@ -4,8 +4,8 @@
 use podvisor_cri_messages::Image as Shown;
 use podvisor_images::{Checksum, Disk, Error as ImageError, Store};
 
-use super::ImageNames;
 use crate::cri::error::{CriError, Result};
+use crate::cri::image_names::ImageNames;
 
 /// What the name of an image begins with that is a disk image's URL without its scheme.
 const PREFIX: &str = "virtlet.cloud/";

@@ -4,16 +4,14 @@ use std::collections::HashMap;
 
 use podvisor_sandbox::{MigrationDirection, MigrationState, SendMachine};
 
-use super::vmi::ANNOTATION as VMI;
+use super::name::name_of;
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::{Container, Node};
 use crate::cri::state::ContainerPhase;
+use crate::cri::vm_spec::VMI;
 
 /// The annotation with the unique id of the migration by which a pod's machine comes.
 const ANNOTATION: &str = "podvisor.io/migration";
-
-/// The reason of the exit of a container whose machine went on at another node.
-pub(in crate::cri) const MOVED: &str = "Moved";
 
 /// Returns the migration by which the machine of a pod with these annotations comes, if it does.
 ///
@@ -41,13 +39,13 @@ pub(super) fn incoming(annotations: &HashMap<String, String>) -> Result<Option<S
 impl Node {
     /// Refuses a machine that would come from this very node.
     pub(super) fn must_come_from_elsewhere(&self, container: &Container) -> Result<()> {
-        let own = super::name_of(&container.pod);
+        let own = name_of(&container.pod);
         let is_here = |other: &std::sync::Arc<Container>| {
             matches!(other.phase(), ContainerPhase::Running { .. })
                 && other.pod.id != container.pod.id
         };
         let pods = self.pods().into_iter();
-        let of_same = pods.filter(|pod| pod.is_vm() && super::name_of(pod) == own);
+        let of_same = pods.filter(|pod| pod.is_vm() && name_of(pod) == own);
         let mut there = of_same.flat_map(|pod| self.containers_of(&pod.id));
         match there.any(|other| is_here(&other)) {
             true => Err(CriError::CannotStart {

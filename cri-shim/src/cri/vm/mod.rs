@@ -3,19 +3,18 @@
 //! Such a pod has the runtime handler `podvisor-vm` or Virtlet's annotation. Its sandbox is a
 //! process without a machine; CreateContainer makes the disks, and StartContainer boots them. The
 //! container is the machine from then on: its log is the serial console, its exit the machine's.
-//! What the pod's annotations say becomes a [`VmSpec`], or, in a pod that a cluster's controller
-//! made of KubeVirt's object, a [`VmiMachine`]. docs/vm-pods.md describes all of it for users.
+//! What its annotations ask for is read by `vm_spec`. docs/vm-pods.md describes all of it for
+//! users.
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `annotations` | Virtlet's annotations, all of their errors at once |
-//! | `spec` | what a machine is to be |
-//! | `vmi` | the same for a VirtualMachineInstance |
+//! | `pod` | which pods these are, and what is checked before there is a container |
+//! | `name` | the names of their machines |
+//! | `vmi` | the disks and directories of a VirtualMachineInstance |
 //! | `honour` | fields of a pod and its container that a virtual machine cannot honour |
 //! | `images` | disk images by name and URL, for the ImageService |
 //! | `seed` | what cloud-init in the guest is told |
 //! | `disks` | the files of a machine's disks |
-//! | `record` | what is recorded of a machine |
 //! | `attachment` | pods that keep a claim for a machine, and have none |
 //! | `migration` | pods whose machine comes from another node |
 //! | `network` | how a machine's first card is connected |
@@ -24,219 +23,24 @@
 //!
 //! Nothing here knows the VMM: machines are the sandbox's.
 
-mod annotations;
 mod attachment;
 mod create;
 mod disks;
 mod honour;
-mod image_names;
 pub(super) mod images;
 mod migration;
+mod name;
 mod network;
 mod persistent;
+mod pod;
 mod ports;
-mod record;
 mod seed;
 mod shares;
-mod spec;
 mod start;
 mod vmi;
 
-use std::collections::HashMap;
-
-use podvisor_cluster_types::meta::Meta;
-use podvisor_cri_messages::PodSandboxConfig;
-use podvisor_network::cni::CardForm;
-use podvisor_network::guest::GuestNetwork;
-use podvisor_node_api::messages::VmName;
-use sha2::{Digest as _, Sha256};
-
-use super::error::{CriError, Result};
-use super::node::{Node, Pod};
-use super::pods::memory_limit;
-use super::state::{GuestSize, PodRecord};
-pub(crate) use annotations::AnnotationErrors;
 pub(super) use attachment::{Attachment, is_attachment};
-pub(crate) use image_names::ImageNames;
-pub(super) use migration::MOVED;
+pub(super) use name::name_of;
 pub(super) use network::card_form;
+pub(super) use pod::{is_vm, may_share, set_macs, size};
 pub(super) use ports::{Way, connect};
-pub(crate) use record::VmRecord;
-use spec::VmSpec;
-pub(crate) use vmi::VmiError;
-use vmi::{Vmi, VmiMachine};
-
-/// The runtime handler of such pods.
-pub(crate) const VM_HANDLER: &str = "podvisor-vm";
-
-/// The annotation that chooses the runtime of a pod, and the value that means such pods.
-const TARGET_RUNTIME: &str = "kubernetes.io/target-runtime";
-const VIRTLET: &str = "virtlet.cloud";
-
-/// The memory of a machine whose pod has no limit, in bytes.
-const DEFAULT_MEMORY: u64 = 1 << 30;
-
-/// The unit of a machine's memory, in bytes.
-const MEMORY_UNIT: u64 = 1 << 20;
-
-/// Decides whether a pod with this runtime handler and these annotations is a virtual machine.
-///
-/// # Errors
-/// The annotation names another runtime.
-pub(super) fn is_vm(handler: &str, annotations: &HashMap<String, String>) -> Result<bool> {
-    match annotations.get(TARGET_RUNTIME).map(String::as_str) {
-        None => Ok(handler == VM_HANDLER),
-        Some(VIRTLET) => Ok(true),
-        Some(other) => {
-            let shown: String = other.chars().take(128).collect();
-            let reason = format!(
-                "{TARGET_RUNTIME} is {shown:?}: write {VIRTLET:?} for a virtual machine, or leave \
-                 the annotation out"
-            );
-            Err(CriError::invalid("config.annotations", reason))
-        }
-    }
-}
-
-/// Returns the size of a pod's machine: what its object says; else its memory is the pod's limit,
-/// and its virtual CPUs are what its annotations say.
-///
-/// # Errors
-/// The annotations are wrong.
-pub(super) fn size(config: &PodSandboxConfig) -> Result<GuestSize> {
-    if attachment::has_annotation(&config.annotations) {
-        return Ok(attachment::size());
-    }
-    if let Some(machine) = VmiMachine::of_annotations(&config.annotations)? {
-        return Ok(GuestSize {
-            memory: machine.memory,
-            growth: machine.growth,
-            vcpus: machine.vcpus,
-            max_vcpus: machine.max_vcpus,
-        });
-    }
-    let spec = VmSpec::of_annotations(&config.annotations).map_err(CriError::Annotations)?;
-    let linux = config.linux.as_ref();
-    let resources = linux.and_then(|linux| linux.resources.as_ref());
-    let limit = resources.map_or(0, memory_limit);
-    let memory = match limit - limit % MEMORY_UNIT {
-        0 => DEFAULT_MEMORY,
-        limit => limit,
-    };
-    Ok(GuestSize {
-        memory,
-        growth: 0,
-        vcpus: spec.vcpus,
-        max_vcpus: spec.vcpus,
-    })
-}
-
-impl Node {
-    /// Checks a pod that is a virtual machine before anything is created.
-    pub(super) fn check_vm_pod(&self, config: &PodSandboxConfig) -> Result<()> {
-        honour::check_pod(config)?;
-        if Attachment::of_annotations(&config.annotations)?.is_some() {
-            return Ok(());
-        }
-        VmiMachine::of_annotations(&config.annotations)?;
-        VmSpec::of_annotations(&config.annotations).map_err(CriError::Annotations)?;
-        migration::incoming(&config.annotations)?;
-        match self.config.vm.fault() {
-            Some(fault) => Err(fault),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Whether the guest of a pod may mount directories of the node. Its object says so; without one
-/// it depends on its container, which comes later.
-pub(super) fn may_share(annotations: &HashMap<String, String>) -> Result<bool> {
-    if attachment::has_annotation(annotations) {
-        return Ok(false);
-    }
-    let machine = VmiMachine::of_annotations(annotations)?;
-    Ok(machine.is_none_or(|machine| !machine.shares.is_empty()))
-}
-
-/// Returns the metadata of the object that a pod with these annotations was made of.
-pub(super) fn instance_of(annotations: &HashMap<String, String>) -> Option<Meta> {
-    let vmi = Vmi::of_annotations(annotations).ok().flatten();
-    vmi.map(|vmi| vmi.metadata)
-}
-
-/// Names a pod's machine: as the object does that it was made of, else as the pod itself.
-pub(super) fn name_of(pod: &Pod) -> VmName {
-    let name = |record: &PodRecord| {
-        let metadata = record.config.metadata.clone().unwrap_or_default();
-        match instance_of(&record.config.annotations) {
-            Some(instance) => VmName::new(instance.namespace, instance.name, instance.uid),
-            None => VmName::new(metadata.namespace, metadata.name, metadata.uid),
-        }
-    };
-    pod.vm_name.get_or_init(|| pod.with_record(name)).clone()
-}
-
-/// Gives the cards of a pod's machine the hardware addresses that its object says.
-pub(super) fn set_macs(
-    annotations: &HashMap<String, String>,
-    network: &mut GuestNetwork,
-) -> Result<()> {
-    let machine = VmiMachine::of_annotations(annotations)?;
-    let macs = machine.map(|machine| machine.macs).unwrap_or_default();
-    let own = own_mac(annotations)?;
-    for (index, interface) in network.interfaces.iter_mut().enumerate() {
-        let own = own.filter(|_| index == 0);
-        if let Some(mac) = macs.get(&interface.name).copied().or(own) {
-            interface.mac = mac;
-        }
-    }
-    Ok(())
-}
-
-/// Returns the hardware address of a masqueraded card that nobody has given one: the same wherever
-/// its instance runs, since a guest that moves keeps it.
-fn own_mac(annotations: &HashMap<String, String>) -> Result<Option<[u8; 6]>> {
-    let is_masqueraded = matches!(card_form(annotations)?, CardForm::Masqueraded(_));
-    let instance = instance_of(annotations).filter(|one| is_masqueraded && !one.uid.is_empty());
-    Ok(instance.map(|instance| {
-        let digest = Sha256::digest(instance.uid.as_bytes());
-        let mut mac = [2; 6];
-        mac[1..].copy_from_slice(&digest[..5]);
-        mac
-    }))
-}
-
-impl PodRecord {
-    /// Whether the pod is a virtual machine. What is recorded was checked.
-    pub(super) fn is_vm(&self) -> bool {
-        is_vm(&self.handler, &self.config.annotations).unwrap_or(false)
-    }
-}
-
-impl Pod {
-    /// Whether the pod is a virtual machine.
-    pub(super) fn is_vm(&self) -> bool {
-        self.with_record(PodRecord::is_vm)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_handler_or_the_annotation_makes_a_pod_a_virtual_machine() {
-        let with = |value: &str| HashMap::from([(TARGET_RUNTIME.to_owned(), value.to_owned())]);
-        let none = HashMap::new();
-        assert!(is_vm(VM_HANDLER, &none).unwrap());
-        assert!(!is_vm("", &none).unwrap());
-        assert!(!is_vm("podvisor", &none).unwrap());
-        assert!(is_vm("", &with(VIRTLET)).unwrap());
-        assert!(is_vm(VM_HANDLER, &with(VIRTLET)).unwrap());
-        let error = is_vm(VM_HANDLER, &with("remote")).unwrap_err().to_string();
-        assert!(
-            error.contains("\"remote\"") && error.contains(TARGET_RUNTIME),
-            "{error}"
-        );
-    }
-}

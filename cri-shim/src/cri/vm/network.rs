@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use podvisor_network::cni::{CardForm, ForwardedPorts, PortProtocol};
 use serde_json::Value;
 
-use super::vmi::ANNOTATION as VMI;
 use crate::cri::error::{CriError, Result};
+use crate::cri::vm_spec::VMI;
 
 /// Most ports and ranges that lead to a masqueraded guest.
 const MAX_PORTS: usize = 1024;

@@ -14,7 +14,7 @@ use podvisor_network::cni::PortProtocol;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::time::timeout;
 
-use super::card_form;
+use super::network::card_form;
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::{Node, Pod};
 

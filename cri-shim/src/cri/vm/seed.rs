@@ -14,12 +14,12 @@ use podvisor_cri_messages::ContainerConfig;
 use podvisor_network::cni::Dns;
 use podvisor_network::guest::GuestNetwork;
 
-use super::VmSpec;
 use super::disks::BlockVolumes;
 use super::honour::FileMount;
 use crate::cri::error::{CriError, Result};
 use crate::cri::resolver;
 use crate::cri::state::PodRecord;
+use crate::cri::vm_spec::VmSpec;
 
 /// Most bytes of all files together.
 const MAX_BYTES: u64 = 16 << 20;
@@ -225,10 +225,10 @@ mod tests {
     use podvisor_network::guest::{Interface, Route};
 
     use super::*;
+    use crate::cri::state::NodeFile;
     use crate::cri::state::pod_record;
+    use crate::cri::state::{DiskContent, DiskRecord};
     use crate::cri::vm::disks::BlockVolume;
-    use crate::cri::vm::record::{DiskContent, DiskRecord};
-    use crate::cri::vm::vmi::NodeFile;
 
     #[test]
     fn a_seed_names_the_pod_its_network_its_environment_and_its_disks() {

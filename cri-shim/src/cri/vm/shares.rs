@@ -15,10 +15,8 @@ use crate::blocking::{apart, in_place};
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::{Node, Pod};
 use crate::cri::spec::VolumeSource;
+use crate::cri::vm_spec::MAX_TAG;
 use crate::cri::volumes;
-
-/// Most bytes of a tag (virtio 1.3 §5.11.4).
-pub(super) const MAX_TAG: usize = 36;
 
 /// A directory that a machine is to mount.
 #[derive(Debug, Clone, PartialEq)]

@@ -14,13 +14,13 @@ use tracing::{info, warn};
 
 use super::create::dns_of;
 use super::images;
-use super::record::{KernelRecord, VmRecord};
-use super::spec::Booter;
 use crate::blocking::apart;
-use crate::cri::config::VmSettings;
+use crate::cri::config::{VM_HANDLER, VmSettings};
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::{Container, Node};
 use crate::cri::resolver;
+use crate::cri::state::{KernelRecord, VmRecord};
+use crate::cri::vm_spec::Booter;
 use crate::kept_kernels::{self, Unkept};
 
 /// The command line of the loader's kernel: its messages are the first of the console, and a panic
@@ -198,7 +198,7 @@ impl VmSettings {
         let missing = [&self.kernel, &self.initramfs].into_iter();
         let path = missing.into_iter().find(|path| !path.exists())?;
         Some(CriError::NoKernel {
-            handler: super::VM_HANDLER.to_owned(),
+            handler: VM_HANDLER.to_owned(),
             kernel: path.clone(),
         })
     }

@@ -2,34 +2,30 @@
 //! when a container needs it, in the mount namespace of the pod's process. When the last container
 //! that uses it is gone its name is removed on the host, and the mount with it.
 
+mod directory;
 mod request;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 
 use podvisor_cri_messages::Mount;
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::io::Errno;
-use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
-use tracing::warn;
+use rustix::mount::{UnmountFlags, unmount};
 
 use super::error::{CriError, Result};
 use super::spec::mounts::image_of;
 use super::spec::{MemorySource, Volume, VolumeSource};
 use super::volume_users::{Mounted, Users};
-use crate::bind;
-use crate::removal::remove_tree;
 use crate::sandbox::SharedDirectory;
+pub(super) use directory::{make_private, remove_dir};
 use request::{FOLLOWS, MountSource, RequestedVolume, is_slave};
 
 /// Directory of a pod's volumes within the pod's directory.
 pub(super) const SHARED: &str = "shared";
-
-/// Part of the path of every emptyDir, as a kubelet lays them out.
-pub(super) const EMPTY_DIR: &str = "/volumes/kubernetes.io~empty-dir/";
 
 /// A container's mount sources, opened and checked, so that mounting them does not wait for a file
 /// server.
@@ -261,49 +257,6 @@ fn remove_one(target: &Path) -> Result<()> {
         false => fs::remove_file(target),
     };
     removed.map_err(CriError::io("remove", target))
-}
-
-/// Makes the directory of sandboxes a private mount, so that pods' volumes appear in no other mount
-/// namespace.
-pub(super) fn make_private(dir: &Path) -> Result<()> {
-    let failed = || CriError::io("make a private mount of", dir);
-    let dir = fs::canonicalize(dir).map_err(failed())?;
-    if !mount_points(&dir)?.contains(&dir) {
-        mount_bind(&dir, &dir).map_err(|error| failed()(error.into()))?;
-    }
-    let private = MountPropagationFlags::PRIVATE;
-    mount_change(&dir, private).map_err(|error| failed()(error.into()))
-}
-
-/// Removes a sandbox's directory with all that is mounted below it, on a blocking thread.
-pub(super) async fn remove_dir(dir: &Path) -> Result<()> {
-    let own = dir.to_owned();
-    let removed = tokio::task::spawn_blocking(move || remove_dir_now(&own)).await;
-    let failed = CriError::io("remove the directory", dir);
-    removed.unwrap_or_else(|error| Err(failed(io::Error::other(error))))
-}
-
-fn remove_dir_now(dir: &Path) -> Result<()> {
-    for point in mount_points(dir)?.iter().rev() {
-        if let Err(error) = unmount(point, UnmountFlags::DETACH) {
-            warn!(point = %point.display(), %error, "cannot unmount");
-        }
-    }
-    // A remaining mount must not have its files removed with the directory.
-    if let Some(left) = mount_points(dir)?.first() {
-        let busy = io::Error::from(io::ErrorKind::ResourceBusy);
-        return Err(CriError::io("unmount", left)(busy));
-    }
-    match remove_tree(dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(CriError::io("remove the directory", dir)(error))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn mount_points(dir: &Path) -> Result<Vec<PathBuf>> {
-    bind::mount_points(dir).map_err(CriError::io("read", bind::MOUNTINFO))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::path::Path;
 use podvisor_cri_messages::{Mount, MountPropagation};
 use rustix::fs::{StatVfsMountFlags, fstatvfs};
 
-use super::mount_points;
+use super::directory::mount_points;
 use crate::bind::{self, DetachedTree, Extent, Propagation};
 use crate::cri::error::{CriError, Result};
 use crate::cri::volume_users::Mounted;

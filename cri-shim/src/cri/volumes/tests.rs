@@ -1,6 +1,9 @@
 use podvisor_cri_messages::MountPropagation;
+use rustix::mount::mount_bind;
 
+use super::directory::{mount_points, remove_dir_now};
 use super::*;
+use crate::bind;
 
 fn wanted(path: &Path) -> Mount {
     Mount {

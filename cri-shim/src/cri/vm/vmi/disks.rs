@@ -5,13 +5,12 @@ use podvisor_images::{Disk, Store};
 
 use super::super::disks::DiskFiles;
 use super::super::honour::FileMount;
-use super::super::record::{DiskContent, DiskRecord, KernelRecord};
 use super::super::seed::read_files;
-use super::VmiError;
-use super::machine::{DiskSource, VmiBoot, VmiDisk, VmiMachine};
 use super::seed::SeedMaker;
 use super::sources::{Sources, make_empty};
 use crate::cri::error::{CriError, Result};
+use crate::cri::state::{DiskContent, DiskRecord, KernelRecord};
+use crate::cri::vm_spec::{DiskSource, VmiBoot, VmiDisk, VmiError, VmiMachine};
 
 /// Most bytes of a kernel, and of its initramfs.
 const MAX_KERNEL: u64 = 1 << 30;

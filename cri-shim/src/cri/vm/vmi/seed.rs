@@ -9,10 +9,9 @@ use podvisor_cloud_init::{GuestSeed, NetworkConfig, UserData, ssh_keys};
 
 use super::super::honour::FileMount;
 use super::super::seed::read_files;
-use super::VmiError;
-use super::machine::{SeedText, VmiDisk, VmiMachine, VmiSeed};
 use super::sources::Sources;
 use crate::cri::error::{CriError, Result};
+use crate::cri::vm_spec::{SeedText, VmiDisk, VmiError, VmiMachine, VmiSeed};
 
 /// Most bytes of a document in a secret, which is the most that a Secret has.
 const MAX_DOCUMENT: u64 = 1 << 20;

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use podvisor_cri_messages::{ContainerConfig, Device, Mount};
 use rustix::fs::OFlags;
-use serde::{Deserialize, Serialize};
 
 use super::super::honour;
 use super::super::shares::WantedShare;
-use super::{VmiError, VmiMachine};
 use crate::cri::error::{CriError, Result};
 use crate::cri::spec;
+use crate::cri::state::NodeFile;
+use crate::cri::vm_spec::{VmiError, VmiMachine};
 
 /// Where directories of volumes are mounted.
 const MOUNTS: &str = "/podvisor/volumes/";
@@ -159,16 +159,6 @@ pub(in crate::cri::vm) struct ClaimPlace {
     pub(in crate::cri::vm) file: NodeFile,
     /// The pod may not write it.
     pub(in crate::cri::vm) is_read_only: bool,
-}
-
-/// A file or block device of the node. Others write into the directory that it is in, so it is
-/// opened as what it should be, or not at all.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum NodeFile {
-    /// A block device.
-    Device(PathBuf),
-    /// A regular file, which no link leads to.
-    File(PathBuf),
 }
 
 impl NodeFile {

@@ -16,13 +16,12 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::super::disks::DiskFiles;
-use super::super::record::{DiskContent, DiskRecord};
-use super::super::spec::Booter;
 use super::super::{honour, images, set_macs, size};
-use super::machine::{DiskSource, SeedText, VmiBoot, VmiMachine};
 use super::seed::SeedMaker;
-use super::sources::{NodeFile, Sources};
+use super::sources::Sources;
 use super::*;
+use crate::cri::state::{DiskContent, DiskRecord, NodeFile};
+use crate::cri::vm_spec::{Booter, DiskSource, SeedText, VMI as ANNOTATION, VmiBoot, VmiMachine};
 
 mod refused;
 

@@ -1,6 +1,7 @@
 //! What a node cannot do for a VirtualMachineInstance, each by the path of its field.
 
 use super::*;
+use crate::cri::vm_spec::MAX_VMI_BYTES;
 
 #[test]
 fn mounts_and_devices_that_are_no_volumes_are_refused() {
@@ -40,7 +41,7 @@ fn an_annotation_that_is_no_object_or_too_long_is_refused() {
     assert!(of("{\"spec\": {\"domain\": 3}}".to_owned()).contains("failed to read"));
     let deep = "[".repeat(100_000);
     assert!(of(deep).contains("failed to read"));
-    let long = of(" ".repeat(MAX_BYTES + 1));
+    let long = of(" ".repeat(MAX_VMI_BYTES + 1));
     assert!(long.contains("262145 bytes"), "{long}");
 }
 

@@ -14,7 +14,7 @@ use tracing::warn;
 use crate::sandbox::{CGROUP_ROOT, DEFAULT_CGROUP_PARENT, MachineLimits, lacks_room};
 
 /// Returns the parent of a machine's group, as a path from the hierarchy's root.
-pub(super) fn parent(config: &PodSandboxConfig, limits: MachineLimits) -> String {
+pub(in crate::cri) fn parent(config: &PodSandboxConfig, limits: MachineLimits) -> String {
     let linux = config.linux.as_ref();
     let named = linux.map_or("", |linux| linux.cgroup_parent.as_str());
     of_kubelet(Path::new(CGROUP_ROOT), named, limits)
@@ -22,7 +22,7 @@ pub(super) fn parent(config: &PodSandboxConfig, limits: MachineLimits) -> String
 }
 
 /// Returns the group that the kubelet names for a pod, as a path from the hierarchy's root.
-pub(super) fn of_pod(config: &PodSandboxConfig) -> Option<PathBuf> {
+pub(in crate::cri) fn of_pod(config: &PodSandboxConfig) -> Option<PathBuf> {
     path(&config.linux.as_ref()?.cgroup_parent)
 }
 

@@ -1,12 +1,12 @@
 //! What is recorded of a container that is a virtual machine: enough to open everything again when
 //! it is started, also by another daemon.
 
+use std::path::PathBuf;
+
 use podvisor_sandbox::machine::{DiskMove, MachineIdentity, MachineShare, OverlayFormat};
 use serde::{Deserialize, Serialize};
 
-use super::disks::ROOT;
-use super::spec::Booter;
-use super::vmi::NodeFile;
+use crate::cri::vm_spec::Booter;
 
 /// A machine. In a record of an older daemon there are no disks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ pub(crate) struct VmRecord {
 impl VmRecord {
     /// Returns the disk image that the machine's first boot finds as it is in the store, if there
     /// is one.
-    pub(super) fn fresh_root(&self) -> Option<&str> {
+    pub(in crate::cri) fn fresh_root(&self) -> Option<&str> {
         let boots_itself = self.kernel.is_some() || self.booter != Booter::Loader;
         if boots_itself || self.incoming.is_some() {
             return None;
@@ -64,6 +64,9 @@ impl VmRecord {
         }
     }
 }
+
+/// Serial number of the disk that the loader boots.
+pub(crate) const ROOT: &str = "root";
 
 fn root() -> String {
     ROOT.to_owned()
@@ -85,7 +88,7 @@ pub(crate) struct DiskRecord {
 
 impl DiskRecord {
     /// Returns what becomes of it when its machine moves to another node.
-    pub(super) fn moves(&self) -> DiskMove {
+    pub(in crate::cri) fn moves(&self) -> DiskMove {
         match &self.content {
             DiskContent::Image { id, overlay: None } => DiskMove::Same(id.clone()),
             DiskContent::Image { id, .. } => DiskMove::Copied(id.clone()),
@@ -122,6 +125,16 @@ pub(crate) enum DiskContent {
     Persistent(NodeFile),
 }
 
+/// A file or block device of the node. Others write into the directory that it is in, so it is
+/// opened as what it should be, or not at all.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum NodeFile {
+    /// A block device.
+    Device(PathBuf),
+    /// A regular file, which no link leads to.
+    File(PathBuf),
+}
+
 /// The file with a disk's differences from another one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OverlayRecord {
@@ -145,9 +158,9 @@ pub(crate) struct KernelRecord {
 
 impl KernelRecord {
     /// The kernel's file.
-    pub(super) const KERNEL: &str = "kernel";
+    pub(in crate::cri) const KERNEL: &str = "kernel";
     /// Its initramfs' file.
-    pub(super) const INITRAMFS: &str = "initramfs";
+    pub(in crate::cri) const INITRAMFS: &str = "initramfs";
 }
 
 /// How an overlay stores differences.

@@ -12,14 +12,15 @@ use podvisor_cluster_types::{ClusterConfig, ClusterDefaults, FieldPath, Quantity
 use podvisor_sandbox::BootMachine;
 use podvisor_sandbox::machine::{GROWTH_UNIT, MachineIdentity};
 
-use super::super::MEMORY_UNIT;
-use super::super::annotations::parse_uuid;
-use super::super::shares::MAX_TAG;
-use super::super::spec::Booter;
-use super::{MAX_REASONS, Vmi, VmiError};
+use super::annotations::parse_uuid;
+use super::spec::{Booter, MEMORY_UNIT};
+use super::vmi::{MAX_REASONS, Vmi, VmiError};
 
 /// Longest serial number of a disk, in bytes (virtio 1.3 §5.2.6.1). A longer one is cut.
-pub(in crate::cri::vm) const MAX_SERIAL: usize = 20;
+pub(in crate::cri) const MAX_SERIAL: usize = 20;
+
+/// Most bytes of a tag (virtio 1.3 §5.11.4).
+pub(in crate::cri) const MAX_TAG: usize = 36;
 
 /// Most vCPUs of a machine whose guest finds them by APIC ids of eight bits.
 const MAX_VCPUS: u8 = 254;
@@ -38,68 +39,68 @@ const FIRST_INTERFACE: &str = "eth0";
 
 /// A machine, as its object describes it.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::cri::vm) struct VmiMachine {
+pub(in crate::cri) struct VmiMachine {
     /// Name of the object.
-    pub(in crate::cri::vm) name: String,
+    pub(in crate::cri) name: String,
     /// Its namespace.
-    pub(in crate::cri::vm) namespace: String,
+    pub(in crate::cri) namespace: String,
     /// vCPUs.
-    pub(in crate::cri::vm) vcpus: u8,
+    pub(in crate::cri) vcpus: u8,
     /// vCPUs that may be reached while it runs.
-    pub(in crate::cri::vm) max_vcpus: u8,
+    pub(in crate::cri) max_vcpus: u8,
     /// Memory in bytes.
-    pub(in crate::cri::vm) memory: u64,
+    pub(in crate::cri) memory: u64,
     /// Bytes that may be added while it runs.
-    pub(in crate::cri::vm) growth: u64,
+    pub(in crate::cri) growth: u64,
     /// Its UUID; `None`: made from its pod's id.
-    pub(in crate::cri::vm) uuid: Option<[u8; 16]>,
+    pub(in crate::cri) uuid: Option<[u8; 16]>,
     /// What else its firmware tables say.
-    pub(in crate::cri::vm) identity: MachineIdentity,
+    pub(in crate::cri) identity: MachineIdentity,
     /// Its disks, in the guest's order.
-    pub(in crate::cri::vm) disks: Vec<VmiDisk>,
+    pub(in crate::cri) disks: Vec<VmiDisk>,
     /// The volumes that its guest mounts by their names.
-    pub(in crate::cri::vm) shares: Vec<VmiShare>,
+    pub(in crate::cri) shares: Vec<VmiShare>,
     /// What it boots.
-    pub(in crate::cri::vm) boot: VmiBoot,
+    pub(in crate::cri) boot: VmiBoot,
     /// What starts the system on its disks.
-    pub(in crate::cri::vm) booter: Booter,
+    pub(in crate::cri) booter: Booter,
     /// Hardware addresses that are given, by the names of the pod's interfaces.
-    pub(in crate::cri::vm) macs: BTreeMap<String, [u8; 6]>,
+    pub(in crate::cri) macs: BTreeMap<String, [u8; 6]>,
     /// It is paused as soon as it runs.
-    pub(in crate::cri::vm) starts_paused: bool,
+    pub(in crate::cri) starts_paused: bool,
     /// A guest that reboots has ended.
-    pub(in crate::cri::vm) ends_at_reboot: bool,
+    pub(in crate::cri) ends_at_reboot: bool,
 }
 
 /// A disk of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::cri::vm) struct VmiDisk {
+pub(in crate::cri) struct VmiDisk {
     /// The path of its volume in the object, for errors.
-    pub(super) path: String,
+    pub(in crate::cri) path: String,
     /// The name of its volume.
-    pub(super) name: String,
+    pub(in crate::cri) name: String,
     /// The serial number by which the guest finds it, which no other has.
-    pub(super) serial: String,
+    pub(in crate::cri) serial: String,
     /// The guest cannot write it.
-    pub(super) is_read_only: bool,
+    pub(in crate::cri) is_read_only: bool,
     /// What it shows.
-    pub(super) source: DiskSource,
+    pub(in crate::cri) source: DiskSource,
 }
 
 /// A volume that the guest mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::cri::vm) struct VmiShare {
+pub(in crate::cri) struct VmiShare {
     /// The path of its volume in the object, for errors.
-    pub(super) path: String,
+    pub(in crate::cri) path: String,
     /// The name of its volume, which is its tag.
-    pub(super) name: String,
+    pub(in crate::cri) name: String,
     /// The guest cannot write it.
-    pub(super) is_read_only: bool,
+    pub(in crate::cri) is_read_only: bool,
 }
 
 /// What a disk shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum DiskSource {
+pub(in crate::cri) enum DiskSource {
     /// A copy of the disk in the container's image.
     Image,
     /// A copy of the disk in an image that the pod mounts.
@@ -118,17 +119,17 @@ pub(super) enum DiskSource {
 
 /// What cloud-init is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct VmiSeed {
-    pub(super) form: Form,
-    pub(super) user_data: SeedText,
-    pub(super) network_data: SeedText,
+pub(in crate::cri) struct VmiSeed {
+    pub(in crate::cri) form: Form,
+    pub(in crate::cri) user_data: SeedText,
+    pub(in crate::cri) network_data: SeedText,
     /// The indices of the credentials whose keys it has.
-    pub(super) credentials: Vec<usize>,
+    pub(in crate::cri) credentials: Vec<usize>,
 }
 
 /// Where a document of cloud-init's is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum SeedText {
+pub(in crate::cri) enum SeedText {
     /// There is none.
     None,
     /// In the object.
@@ -139,7 +140,7 @@ pub(super) enum SeedText {
 
 /// What a machine boots.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::cri::vm) enum VmiBoot {
+pub(in crate::cri) enum VmiBoot {
     /// What is on the disk with this serial number.
     Disk(String),
     /// A kernel in an image that the pod mounts.
@@ -161,13 +162,13 @@ struct Reader {
 
 impl VmiMachine {
     /// The field that asks for a UEFI firmware.
-    pub(in crate::cri::vm) const EFI: &str = "spec.domain.firmware.bootloader.efi";
+    pub(in crate::cri) const EFI: &str = "spec.domain.firmware.bootloader.efi";
 
     /// Reads what an object describes.
     ///
     /// # Errors
     /// Everything of it that is against the rules, or that this node cannot do.
-    pub(super) fn of(vmi: Vmi) -> Result<Self, VmiError> {
+    pub(in crate::cri) fn of(vmi: Vmi) -> Result<Self, VmiError> {
         let mut spec = vmi.spec;
         spec.apply_defaults(&ClusterDefaults::default());
         let causes = spec.validate(&rules(&spec), &FieldPath::new(SPEC));

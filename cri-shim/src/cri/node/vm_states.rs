@@ -35,10 +35,10 @@ struct Holder {
 
 /// A client's hold on a console.
 #[derive(Debug)]
-pub(super) struct ConsoleHold {
+pub(in crate::cri) struct ConsoleHold {
     number: u64,
     /// Ends when another client takes the console.
-    pub(super) taken: oneshot::Receiver<()>,
+    pub(in crate::cri) taken: oneshot::Receiver<()>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -53,28 +53,28 @@ impl VmStates {
     }
 
     /// Returns what is told each change. Several may come as one.
-    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+    pub(in crate::cri) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
     /// Returns since when a container's machine is paused, if it is; `None` if that is not known.
-    pub(super) fn pause_of(&self, container: &str) -> Option<Option<i64>> {
+    pub(in crate::cri) fn pause_of(&self, container: &str) -> Option<Option<i64>> {
         lock(&self.paused).get(container).copied()
     }
 
     /// Notes whether a container's machine is paused.
-    pub(super) fn note_pause(&self, container: &str, since: Option<i64>) {
+    pub(in crate::cri) fn note_pause(&self, container: &str, since: Option<i64>) {
         lock(&self.paused).insert(container.to_owned(), since);
     }
 
     /// Notes that a container's machine is paused or not, unless that was known already.
-    pub(super) fn note_found(&self, container: &str, since: Option<i64>) -> Option<i64> {
+    pub(in crate::cri) fn note_found(&self, container: &str, since: Option<i64>) -> Option<i64> {
         let mut paused = lock(&self.paused);
         *paused.entry(container.to_owned()).or_insert(since)
     }
 
     /// Notes how far a container's machine has moved.
-    pub(super) fn note_migration(&self, container: &str, info: MigrationInfo) {
+    pub(in crate::cri) fn note_migration(&self, container: &str, info: MigrationInfo) {
         if info.direction == MigrationDirection::In && info.state == MigrationState::Done {
             // What was known before its machine came is of no machine.
             lock(&self.paused).remove(container);
@@ -83,22 +83,22 @@ impl VmStates {
     }
 
     /// Returns the latest migration of a container's machine.
-    pub(super) fn migration_of(&self, container: &str) -> Option<MigrationInfo> {
+    pub(in crate::cri) fn migration_of(&self, container: &str) -> Option<MigrationInfo> {
         lock(&self.migrations).get(container).cloned()
     }
 
     /// Forgets the migrations of containers that do not exist any more.
-    pub(super) fn retain_migrations(&self, mut exists: impl FnMut(&str) -> bool) {
+    pub(in crate::cri) fn retain_migrations(&self, mut exists: impl FnMut(&str) -> bool) {
         lock(&self.migrations).retain(|container, _| exists(container));
     }
 
     /// Forgets the machines of containers that do not run.
-    pub(super) fn retain(&self, mut runs: impl FnMut(&str) -> bool) {
+    pub(in crate::cri) fn retain(&self, mut runs: impl FnMut(&str) -> bool) {
         lock(&self.paused).retain(|container, _| runs(container));
     }
 
     /// Takes a console over.
-    pub(super) fn take_console(&self, container: &str) -> ConsoleHold {
+    pub(in crate::cri) fn take_console(&self, container: &str) -> ConsoleHold {
         let (sender, taken) = oneshot::channel();
         let mut consoles = lock(&self.consoles);
         consoles.last += 1;
@@ -112,7 +112,7 @@ impl VmStates {
     }
 
     /// Gives a console back, unless another client has it.
-    pub(super) fn release_console(&self, container: &str, hold: &ConsoleHold) {
+    pub(in crate::cri) fn release_console(&self, container: &str, hold: &ConsoleHold) {
         let mut consoles = lock(&self.consoles);
         let holder = consoles.holders.get(container);
         if holder.is_some_and(|holder| holder.number == hold.number) {

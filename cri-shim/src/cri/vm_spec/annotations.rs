@@ -7,7 +7,7 @@ use std::fmt;
 use podvisor_cloud_init::{Form, UserData, check_ignition, ssh_keys};
 
 use super::spec::{Booter, DEFAULT_VCPUS, VmSpec};
-use crate::cri::pods::parse_quantity;
+use crate::cri::limits::parse_quantity;
 
 /// What their names begin with.
 const PREFIX: &str = "Virtlet";
@@ -16,7 +16,7 @@ const PREFIX: &str = "Virtlet";
 const IGNITION: &str = "podvisor.io/ignition";
 
 /// What starts the system: `uefi`, in place of the loader.
-pub(super) const FIRMWARE: &str = "podvisor.io/firmware";
+pub(in crate::cri) const FIRMWARE: &str = "podvisor.io/firmware";
 
 /// Longest part of a value that an error quotes, in characters.
 const QUOTED: usize = 64;

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::error::{CriError, ObjectKind, Result};
-use super::node::{Container, Pod};
-use super::state::ContainerRecord;
+use super::container::Container;
+use super::pod::Pod;
+use crate::cri::error::{CriError, ObjectKind, Result};
+use crate::cri::state::ContainerRecord;
 
 /// Pods and containers. Names of pods are unique, and names of containers within a pod.
 #[derive(Debug, Default)]

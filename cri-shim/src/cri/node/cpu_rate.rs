@@ -20,7 +20,7 @@ struct Last {
 impl CpuRate {
     /// Returns the rate after a sample of time and CPU time used, both in nanoseconds; `None`
     /// before there are two. The values come from the guest and are not trusted.
-    pub(super) fn at(&mut self, at_ns: u64, used_ns: u64) -> Option<u64> {
+    pub(in crate::cri) fn at(&mut self, at_ns: u64, used_ns: u64) -> Option<u64> {
         let since = self.0.and_then(|last| rate(last, at_ns, used_ns));
         match self.0 {
             Some(last) if at_ns >= last.at_ns && at_ns - last.at_ns < MIN_WINDOW_NS => {

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use rustix::mount::{UnmountFlags, unmount};
 use tempfile::TempDir;
 
-use super::{Node, SANDBOXES};
+use super::Node;
 use crate::cni::CniOptions;
 use crate::cri::config::{GuestSettings, ServeConfig, Sizes, VmSettings};
+use crate::cri::state_lock::SANDBOXES;
 use crate::registries::{Registries, RegistryDirectory};
 use crate::sandbox::JailMode;
 

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 /// Virtual CPUs of a machine that asks for no number.
 pub(super) const DEFAULT_VCPUS: u8 = 1;
 
+/// The unit of a machine's memory, in bytes.
+pub(in crate::cri) const MEMORY_UNIT: u64 = 1 << 20;
+
 /// What starts the system on a machine's disks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Booter {

@@ -4,13 +4,17 @@
 //! some of them have none. And a limit of the pod itself is in the requests of all its containers
 //! that have none of their own. Only the kubelet's group has the limits of the pod.
 
+pub(in crate::cri) mod cgroup;
+mod quantity;
+
 use std::fs;
 use std::path::Path;
 
 use podvisor_cri_messages::{LinuxContainerResources, PodSandboxConfig};
 
-use super::cgroup;
 use crate::sandbox::{CGROUP_ROOT, parse_cpu_max};
+
+pub(in crate::cri) use quantity::parse as parse_quantity;
 
 /// A bound on everything that belongs to a pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -90,6 +94,27 @@ impl PodBounds {
                 memory_limit(limits),
             ),
             milli_cpus: raised(self.milli_cpus, limits.cpu_quota == no_limit, cpus),
+        }
+    }
+}
+
+/// Limits that are about to be others, all of them.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cri) enum NewLimits<'a> {
+    Container {
+        id: &'a str,
+        resources: &'a LinuxContainerResources,
+    },
+    /// Of the pod, whose record has them: its control group follows.
+    Pod(&'a LinuxContainerResources),
+}
+
+impl NewLimits<'_> {
+    /// The bounds of a pod with such limits.
+    pub(in crate::cri) fn bounds(new: Option<Self>, pod: &PodSandboxConfig) -> PodBounds {
+        match new {
+            Some(Self::Pod(limits)) => PodBounds::of(pod).raised_to(limits),
+            Some(Self::Container { .. }) | None => PodBounds::of(pod),
         }
     }
 }
