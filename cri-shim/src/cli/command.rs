@@ -50,7 +50,7 @@ pub(super) enum Command {
     /// Connect to the serial console of a machine
     Console(Deferred<container::console::ConsoleArgs>),
     /// Show container events
-    Events(Deferred<container::events::EventsArgs>),
+    Events(Deferred<container::show_events::EventsArgs>),
     /// Show the processes of a container
     Top(Deferred<container::exec::TopArgs>),
     /// Copy files from or to a container
@@ -123,7 +123,7 @@ impl Command {
             Self::Vm(args) => vm::run(globals, &args),
             Self::Debug(args) => container::debug::run(globals, &args),
             Self::Console(args) => container::console::run(globals, &args),
-            Self::Events(args) => container::events::run(globals, &args),
+            Self::Events(args) => container::show_events::run(globals, &args),
             Self::Top(args) => container::exec::top(globals, &args),
             Self::Cp(args) => container::copy::run(globals, &args),
             Self::Snapshot(args) => snapshot::run(&args),

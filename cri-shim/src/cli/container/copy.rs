@@ -5,9 +5,9 @@
 //! under the given name; a source that ends with `/.` is the contents of the directory.
 
 mod guest;
+mod source;
 
 use std::borrow::Cow;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::future::pending;
 use std::io;
@@ -31,6 +31,7 @@ use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, terminal};
 use crate::sandbox::StdioFds;
 use guest::Guest;
+use source::{Source, split};
 
 /// Means an archive on stdin or stdout.
 const STREAM: &str = "-";
@@ -94,45 +95,6 @@ pub(in crate::cli) fn run(globals: &Globals, args: &CopyArgs) -> anyhow::Result<
     // A thread may be blocked in a read of stdin forever.
     runtime.shutdown_background();
     done
-}
-
-/// The source of a copy: a member of a directory.
-#[derive(Debug, PartialEq, Eq)]
-struct Source {
-    dir: PathBuf,
-    /// `.` means all members of the directory.
-    name: String,
-}
-
-impl Source {
-    fn of(path: &str) -> anyhow::Result<Self> {
-        if path == "." || path == "/" || path.ends_with("/.") {
-            return Ok(Self {
-                dir: PathBuf::from(path),
-                name: ".".to_owned(),
-            });
-        }
-        let (dir, name) = split(Path::new(path))?;
-        Ok(Self { dir, name })
-    }
-
-    fn is_contents(&self) -> bool {
-        self.name == "."
-    }
-}
-
-/// Returns the directory and the name of a path.
-fn split(path: &Path) -> anyhow::Result<(PathBuf, String)> {
-    let name = path
-        .file_name()
-        .and_then(OsStr::to_str)
-        .with_context(|| format!("`{}` names no file", path.display()))?;
-    let dir = match path.parent() {
-        Some(dir) if dir.as_os_str().is_empty() => PathBuf::from("."),
-        Some(dir) => dir.to_owned(),
-        None => PathBuf::from("/"),
-    };
-    Ok((dir, name.to_owned()))
 }
 
 /// Copies from the container: unpacks in a private directory, then moves the files to their place.

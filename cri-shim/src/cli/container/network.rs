@@ -2,7 +2,6 @@
 //! created, and CNI's own record, in the container's directory, how to undo it, for any process
 //! that detects the end of its machine.
 
-mod mode;
 mod undo;
 
 use std::net::IpAddr;
@@ -11,6 +10,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use clap::Args;
 
+use super::network_mode::NetworkMode;
 use super::ports::{self, Port, Published};
 use super::{Entry, Record, passt};
 use crate::cli::notice;
@@ -19,8 +19,6 @@ use crate::cni::{
     Capabilities, CardForm, Cni, DhcpServer, Dns, GuestNames, List, PodIdentity, PortMapping, nat,
     port_mappings, resolver,
 };
-pub(in crate::cli) use mode::NetworkMode;
-pub(super) use undo::is_attached;
 use undo::{RUN, options};
 pub(in crate::cli) use undo::{detach, endpoint, netns};
 

@@ -12,8 +12,9 @@ use oci_spec::runtime::Process;
 use serde::{Deserialize, Serialize};
 
 use super::claim::Claim;
+use super::network_mode::NetworkMode;
 use super::ports::Port;
-use super::{NetworkMode, RestartArg, Volume, network};
+use super::restart::RestartArg;
 use crate::cli::format::SHORT_ID;
 use crate::sandbox::{HealthCheck, IoLimit};
 
@@ -31,6 +32,19 @@ const OTHER_LOG: &str = "container.log.1";
 
 /// Files that the container shares with the host.
 const SHARED: &str = "shared";
+
+/// CNI's record, in a container's directory. It exists until everything is undone.
+const CNI: &str = "cni";
+
+/// Returns CNI's record for the container of this directory.
+pub(super) fn cni_records(dir: &Path) -> PathBuf {
+    dir.join(CNI)
+}
+
+/// Returns whether plugins may have created something for the container of this directory.
+pub(super) fn is_attached(dir: &Path) -> bool {
+    cni_records(dir).exists()
+}
 
 /// A container as it was requested.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -87,6 +101,18 @@ pub(in crate::cli) struct Record {
     /// It is a VM: its guest has an operating system of its own.
     #[serde(default)]
     pub(in crate::cli) vm: Option<VmRecord>,
+}
+
+/// A file or directory of the host in a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::cli) struct Volume {
+    pub(in crate::cli) source: PathBuf,
+    pub(in crate::cli) destination: String,
+    pub(in crate::cli) read_only: bool,
+    /// What the host mounts below it later appears in the container.
+    #[serde(default)]
+    pub(in crate::cli) follows: bool,
 }
 
 /// What is stored of a VM besides.
@@ -192,8 +218,7 @@ impl Entry {
 
     /// Returns whether its ports are in use, or about to be.
     pub(super) fn holds_ports(&self) -> bool {
-        !self.record.ports.is_empty()
-            && (Claim::is_taken(&self.dir) || network::is_attached(&self.dir))
+        !self.record.ports.is_empty() && (Claim::is_taken(&self.dir) || is_attached(&self.dir))
     }
 
     /// Returns the log files: one, or two if the log is rotated.

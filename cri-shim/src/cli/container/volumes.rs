@@ -10,10 +10,9 @@ use anyhow::{Context as _, bail, ensure};
 use rustix::fs::fstatvfs;
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
-use serde::{Deserialize, Serialize};
 use tracing::debug;
 
-use super::Record;
+use super::record::{Record, Volume};
 use crate::bind::{
     DetachedTree, Extent, Propagation, guest_options, mount_points, open_source, pass_on_mounts,
     private_mount_of,
@@ -21,18 +20,6 @@ use crate::bind::{
 use crate::guest_devices;
 use crate::sandbox::jail::{self, MappedUsers};
 use crate::sandbox::{SandboxClient, ShareUsers, SharedDirectory};
-
-/// A file or directory of the host in a container.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(in crate::cli) struct Volume {
-    pub(in crate::cli) source: PathBuf,
-    pub(in crate::cli) destination: String,
-    pub(in crate::cli) read_only: bool,
-    /// What the host mounts below it later appears in the container.
-    #[serde(default)]
-    pub(in crate::cli) follows: bool,
-}
 
 /// Parses `HOST:GUEST`, optionally followed by options: `ro`, `rw`, a propagation, and docker's `z`
 /// and `Z`, which are for SELinux and have no effect in a guest.

@@ -9,7 +9,7 @@ use oci_spec::runtime::Process;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 
-use super::{Source, split};
+use super::source::{Source, split};
 use crate::cli::container::Entry;
 use crate::cli::container::state::running;
 use crate::sandbox::{

@@ -6,12 +6,12 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 
 use rustix::fs::FlockOperation;
 
-use super::{Events, READ_MAX};
+use super::log::{Events, READ_MAX};
 use crate::sandbox::Event;
 
 /// Reads events in the order of the log, each of them once.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(in crate::cli::container) struct Reader {
     events: Events,
     log: File,
     /// How far the log has been read; `None` if neither it nor the old log has been read.
@@ -22,7 +22,7 @@ pub(super) struct Reader {
 
 impl Reader {
     /// Opens the log, and creates it if it is missing.
-    pub(super) fn new(events: &Events) -> io::Result<Self> {
+    pub(in crate::cli::container) fn new(events: &Events) -> io::Result<Self> {
         let mut options = File::options();
         options.create(true).append(true).read(true).mode(0o600);
         Ok(Self {
@@ -35,7 +35,7 @@ impl Reader {
 
     /// Returns the events since the last call; on the first call, all. At most [`READ_MAX`] bytes
     /// of a log are read.
-    pub(super) fn next(&mut self) -> io::Result<Vec<Event>> {
+    pub(in crate::cli::container) fn next(&mut self) -> io::Result<Vec<Event>> {
         let lock = self.events.lock(FlockOperation::LockShared)?;
         let texts = self.read()?;
         drop(lock);

@@ -6,13 +6,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use rustix::fs::{FlockOperation, flock};
 
-use super::NetworkMode;
+use crate::cli::container::network_mode::NetworkMode;
+use crate::cli::container::record::{cni_records as records, is_attached};
 use crate::cli::container::{Entry, Record, passt};
 use crate::cli::settings::CniSettings;
 use crate::cni::{Cni, CniError, CniOptions, Endpoint};
-
-/// CNI's record, in a container's directory. It exists until everything is undone.
-const RECORDS: &str = "cni";
 
 /// Parent of the directory of network namespaces, where `ip netns` looks for them.
 pub(super) const RUN: &str = "/run";
@@ -25,15 +23,6 @@ pub(super) fn options(dir: &Path, settings: CniSettings) -> CniOptions {
     options.config_dir = settings.config_dir.unwrap_or(options.config_dir);
     options.plugin_dirs = settings.plugin_dirs.unwrap_or(options.plugin_dirs);
     options
-}
-
-fn records(dir: &Path) -> PathBuf {
-    dir.join(RECORDS)
-}
-
-/// Returns whether plugins may have created something for the container of this directory.
-pub(in crate::cli::container) fn is_attached(dir: &Path) -> bool {
-    records(dir).exists()
 }
 
 /// Removes a container's network, even if it is incomplete. To be repeated until it succeeds; it is

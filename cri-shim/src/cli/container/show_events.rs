@@ -12,9 +12,10 @@ use clap::Args;
 use serde_json::json;
 use tokio::io::unix::AsyncFd;
 
-use super::{Events, Reader, record_of};
-use crate::cli::container::logs::{drain, parse_time, watch};
-use crate::cli::container::{Containers, filter, sweep};
+use super::events::{self, Events, Reader};
+use super::logs::{drain, parse_time, watch};
+use super::record::{self, Record};
+use super::{Containers, filter, sweep};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{FormatArgs, Globals};
 use crate::sandbox::{Event, EventAction};
@@ -228,7 +229,7 @@ impl<'a> Printer<'a> {
         } else if known.is_empty()
             && let Some(record) = record_of(&self.root, &event.id)
         {
-            *known = super::event(&record, EventAction::Create).attributes;
+            *known = events::event(&record, EventAction::Create).attributes;
         }
         for (name, value) in known.iter() {
             let attribute = event.attributes.entry(name.clone());
@@ -271,6 +272,12 @@ fn view(event: &Event, at: SystemTime) -> String {
         "timeNano": event.time_ns,
     })
     .to_string()
+}
+
+/// Returns the record of the container of this id, if it exists.
+fn record_of(root: &Path, id: &str) -> Option<Record> {
+    let short = id.get(..crate::cli::format::SHORT_ID)?;
+    record::read(&root.join(record::CONTAINERS).join(short)).ok()?
 }
 
 #[cfg(test)]
