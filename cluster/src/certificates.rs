@@ -1,4 +1,4 @@
-//! Certificates of the webhooks and of the aggregated API, made and replaced by ourselves.
+//! Certificates of the aggregated groups and of other servers, made and replaced by ourselves.
 //!
 //! A Secret holds the authority: its key, and a bundle of certificates, the newest first. Each
 //! process issues its own short-lived certificate from it and keeps it in memory. Before it serves
@@ -20,7 +20,7 @@ use kube::{
     core::{ApiResource, DynamicObject, GroupVersionKind},
 };
 use rcgen::ExtendedKeyUsagePurpose;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio_rustls::rustls::{
     self, ServerConfig, SignatureScheme,
     client::ResolvesClientCert,
@@ -84,10 +84,10 @@ pub(crate) enum CertificateError {
 /// Who must trust the authority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Publish {
-    /// The webhook configurations of this name.
-    Webhooks(&'static str),
-    /// The APIServices of these names, and the nodes, by a ConfigMap.
+    /// The APIServices of these names.
     ApiServices(&'static [&'static str]),
+    /// The same, and the nodes, by a ConfigMap.
+    Subresources(&'static [&'static str]),
     /// Nobody: it is shown to nodes, which know the authority already.
     Nobody,
     /// Nobody: clients of uploads are told by people, and the targets of uploads know it already.
@@ -98,8 +98,8 @@ impl Publish {
     /// What the certificate is for.
     fn usages(self) -> Vec<ExtendedKeyUsagePurpose> {
         match self {
-            Self::Webhooks(_) => vec![ExtendedKeyUsagePurpose::ServerAuth],
-            Self::ApiServices(_) | Self::People => vec![
+            Self::ApiServices(_) => vec![ExtendedKeyUsagePurpose::ServerAuth],
+            Self::Subresources(_) | Self::People => vec![
                 ExtendedKeyUsagePurpose::ServerAuth,
                 ExtendedKeyUsagePurpose::ClientAuth,
             ],
@@ -230,31 +230,13 @@ impl Certificates {
 
     async fn publish(&self, bundle: &str) -> Result<(), CertificateError> {
         match self.publish {
-            Publish::Webhooks(name) => {
-                for kind in [
-                    "MutatingWebhookConfiguration",
-                    "ValidatingWebhookConfiguration",
-                ] {
-                    let gvk = GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", kind);
-                    self.publish_in(&gvk, name, |object| webhooks_with(object, bundle))
-                        .await?;
-                }
+            Publish::ApiServices(names) => self.publish_in(names, bundle).await,
+            Publish::Subresources(names) => {
+                self.publish_in(names, bundle).await?;
+                self.publish_to_nodes(bundle).await
             }
-            Publish::ApiServices(names) => {
-                let gvk = GroupVersionKind::gvk("apiregistration.k8s.io", "v1", "APIService");
-                for name in names {
-                    self.publish_in(
-                        &gvk,
-                        name,
-                        |_| json!({ "spec": { "caBundle": ByteString(bundle.into()) } }),
-                    )
-                    .await?;
-                }
-                self.publish_to_nodes(bundle).await?;
-            }
-            Publish::Nobody | Publish::People => {}
+            Publish::Nobody | Publish::People => Ok(()),
         }
-        Ok(())
     }
 
     /// Nodes trust who shows a certificate of the authority: they may read the bundle, and not the
@@ -271,47 +253,22 @@ impl Certificates {
             })
     }
 
-    async fn publish_in(
-        &self,
-        gvk: &GroupVersionKind,
-        name: &str,
-        patch: impl Fn(&DynamicObject) -> Value,
-    ) -> Result<(), CertificateError> {
+    async fn publish_in(&self, names: &[&str], bundle: &str) -> Result<(), CertificateError> {
+        let gvk = GroupVersionKind::gvk("apiregistration.k8s.io", "v1", "APIService");
         let api: Api<DynamicObject> =
-            Api::all_with(self.client.clone(), &ApiResource::from_gvk(gvk));
-        let failed = |source| CertificateError::Publish {
-            target: format!("{}/{name}", gvk.kind),
-            source,
-        };
-        let object = api.get(name).await.map_err(failed)?;
-        let patch = Patch::Merge(patch(&object));
-        api.patch(name, &PatchParams::default(), &patch)
-            .await
-            .map_err(failed)?;
+            Api::all_with(self.client.clone(), &ApiResource::from_gvk(&gvk));
+        for name in names {
+            let patch = json!({ "spec": { "caBundle": ByteString(bundle.into()) } });
+            let patched = api
+                .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+                .await;
+            patched.map_err(|source| CertificateError::Publish {
+                target: format!("APIService/{name}"),
+                source,
+            })?;
+        }
         Ok(())
     }
-}
-
-/// The list of an object's webhooks with this bundle in each; a merge replaces lists whole.
-fn webhooks_with(object: &DynamicObject, bundle: &str) -> Value {
-    let mut webhooks = object
-        .data
-        .get("webhooks")
-        .cloned()
-        .unwrap_or_else(|| json!([]));
-    for webhook in webhooks.as_array_mut().into_iter().flatten() {
-        if let Some(config) = webhook
-            .get_mut("clientConfig")
-            .and_then(Value::as_object_mut)
-        {
-            config.insert("caBundle".to_owned(), json!(ByteString(bundle.into())));
-        }
-    }
-    // The list was read before: a change in between is a conflict, not lost.
-    json!({
-        "metadata": { "resourceVersion": object.metadata.resource_version },
-        "webhooks": webhooks,
-    })
 }
 
 fn provider() -> CryptoProvider {
@@ -331,29 +288,4 @@ fn issue(
         vec![CertificateDer::from(certificate.der().to_vec())],
         signing,
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_webhook_of_a_configuration_gets_the_bundle() {
-        let object: DynamicObject = serde_json::from_value(json!({
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "ValidatingWebhookConfiguration",
-            "metadata": { "name": "a", "resourceVersion": "7" },
-            "webhooks": [
-                { "name": "a", "clientConfig": { "service": { "name": "s" } } },
-                { "name": "b", "clientConfig": {} },
-            ],
-        }))
-        .unwrap();
-        let patch = webhooks_with(&object, "x");
-        assert_eq!(patch["metadata"]["resourceVersion"], "7");
-        for webhook in patch["webhooks"].as_array().unwrap() {
-            assert_eq!(webhook["clientConfig"]["caBundle"], "eA==");
-        }
-        assert_eq!(patch["webhooks"][0]["clientConfig"]["service"]["name"], "s");
-    }
 }

@@ -1,5 +1,7 @@
-//! The HTTPS server that the webhooks and the aggregated API share: bounded in connections,
-//! in the size of a request and in its time.
+//! The HTTPS server that the components share: bounded in connections (`places`), in the size of
+//! a request and in its time.
+
+pub(crate) mod places;
 
 use std::{convert::Infallible, future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -10,15 +12,25 @@ use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kube::Client;
-use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    task::JoinSet,
+};
 use tokio_rustls::{
     TlsAcceptor,
     rustls::{ServerConfig, pki_types::CertificateDer},
 };
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Connections beyond this wait to be accepted.
-const MAX_CONNECTIONS: usize = 512;
+use places::{Place, Places};
+
+/// Connections of those that are known, and of others.
+const MAX_KNOWN: usize = 512;
+const MAX_UNKNOWN: usize = 128;
+
+/// How long a connection may take until it is known whom it comes from.
+const RECOGNIZE: Duration = Duration::from_secs(10);
 
 /// An update carries an object twice, and an object has at most 1.5 MiB.
 pub(crate) const MAX_BODY: usize = 8 << 20;
@@ -64,9 +76,25 @@ pub(crate) type Answer = Response<Full<Bytes>>;
 pub(crate) struct Peer {
     /// The certificates that it showed, which are verified.
     pub(crate) certificates: Vec<CertificateDer<'static>>,
+    place: Arc<Place>,
 }
 
 impl Peer {
+    /// The other end is one that is served: its connection is not closed in favour of others.
+    pub(crate) fn recognize(&self) {
+        self.place.recognize();
+    }
+
+    /// One that showed these certificates.
+    #[cfg(test)]
+    pub(crate) fn with(certificates: Vec<CertificateDer<'static>>) -> Self {
+        let (place, _) = Places::new(1, 1).enter(std::net::Ipv4Addr::LOCALHOST.into());
+        Self {
+            certificates,
+            place: Arc::new(place),
+        }
+    }
+
     /// The common name of its certificate.
     pub(crate) fn common_name(&self) -> Option<String> {
         let (_, certificate) = X509Certificate::from_der(self.certificates.first()?).ok()?;
@@ -76,6 +104,8 @@ impl Peer {
 }
 
 /// Serves `handle` until `stop` is ready; then connections may end what they do.
+///
+/// A connection is closed soon unless `handle` recognizes the peer ([`Peer::recognize`]).
 pub(crate) async fn serve<H, F>(
     listener: TcpListener,
     tls: ServerConfig,
@@ -85,35 +115,16 @@ pub(crate) async fn serve<H, F>(
     H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Answer> + Send + 'static,
 {
-    serve_within(MAX_CONNECTIONS, listener, tls, handle, stop).await;
-}
-
-/// As [`serve`], with at most `most` connections at once.
-async fn serve_within<H, F>(
-    most: usize,
-    listener: TcpListener,
-    tls: ServerConfig,
-    handle: H,
-    stop: impl Future<Output = ()>,
-) where
-    H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Answer> + Send + 'static,
-{
+    let places = Places::new(MAX_UNKNOWN, MAX_KNOWN);
     let acceptor = TlsAcceptor::from(Arc::new(tls));
-    let connections = Arc::new(Semaphore::new(most));
     let mut tasks = JoinSet::new();
     tokio::pin!(stop);
     loop {
-        let next = async {
-            let permit = Arc::clone(&connections).acquire_owned().await;
-            (permit, listener.accept().await)
-        };
-        let (permit, (stream, address)) = tokio::select! {
+        let (stream, address) = tokio::select! {
             () = &mut stop => break,
-            next = next => match next {
-                (Ok(permit), Ok(accepted)) => (permit, accepted),
-                (Err(_), _) => break,
-                (_, Err(error)) => {
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
                     tracing::warn!(%error, "failed to accept a connection");
                     // No descriptors, for example: the next one needs time.
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -122,39 +133,61 @@ async fn serve_within<H, F>(
             },
         };
         while tasks.try_join_next().is_some() {}
-        let (acceptor, handle) = (acceptor.clone(), handle.clone());
+        let (place, loss) = places.enter(address.ip());
+        let connection = connection(acceptor.clone(), stream, address, place, handle.clone());
         tasks.spawn(async move {
-            let handshake = tokio::time::timeout(READ_TIMEOUT, acceptor.accept(stream)).await;
-            let Ok(Ok(stream)) = handshake else {
-                tracing::debug!(%address, "a TLS handshake failed");
-                return;
-            };
-            let certificates = stream.get_ref().1.peer_certificates();
-            let certificates = certificates
-                .into_iter()
-                .flatten()
-                .map(|certificate| certificate.clone().into_owned())
-                .collect();
-            let peer = Peer { certificates };
-            let service = service_fn(move |request| {
-                let answer = handle(request, peer.clone());
-                async move { Ok::<_, Infallible>(answer.await) }
-            });
-            let served = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(READ_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), service)
-                .with_upgrades()
-                .await;
-            if let Err(error) = served {
-                tracing::debug!(%address, %error, "a connection failed");
+            tokio::select! {
+                () = connection => {}
+                () = loss.wait(RECOGNIZE) => {
+                    tracing::debug!(%address, "a connection of nobody known was closed");
+                }
             }
-            drop(permit);
         });
     }
     drop(listener);
     let finish = async { while tasks.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(READ_TIMEOUT, finish).await;
+}
+
+/// Serves one connection to its end.
+async fn connection<H, F>(
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+    address: SocketAddr,
+    place: Place,
+    handle: H,
+) where
+    H: Fn(Request<Incoming>, Peer) -> F,
+    F: Future<Output = Answer> + Send + 'static,
+{
+    let handshake = tokio::time::timeout(READ_TIMEOUT, acceptor.accept(stream)).await;
+    let Ok(Ok(stream)) = handshake else {
+        tracing::debug!(%address, "a TLS handshake failed");
+        return;
+    };
+    let certificates = stream.get_ref().1.peer_certificates();
+    let certificates = certificates
+        .into_iter()
+        .flatten()
+        .map(|certificate| certificate.clone().into_owned())
+        .collect();
+    let peer = Peer {
+        certificates,
+        place: Arc::new(place),
+    };
+    let service = service_fn(move |request| {
+        let answer = handle(request, peer.clone());
+        async move { Ok::<_, Infallible>(answer.await) }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(READ_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(%address, %error, "a connection failed");
+    }
 }
 
 /// Reads the body of a request, within its bounds of size and time.

@@ -3,13 +3,14 @@
 //! | room | what it is for |
 //! | --- | --- |
 //! | `certificates`, `https`, `scrape`, `status` | how servers are reached, and how they refuse |
+//! | `front_proxy`, `discovery` | the API server before groups that it aggregates |
 //! | `prometheus` | the text of metrics |
 //! | `token` | what a component allows another by a signature |
 //! | `contact` | what the API and a node's part know of each other |
 //! | `installation` | the KubeVirt object, which all components of a cluster heed |
 //! | `instancetypes` | instance types and preferences, for all that look at a VM with them |
-//! | `admission` | the webhooks that default and validate the objects |
-//! | `api` | the aggregated group `subresources.kubevirt.io` |
+//! | `admission` | the webhooks that default and validate the objects, an aggregated group |
+//! | `api` | the aggregated groups `subresources.kubevirt.io` and `upload.cdi.kubevirt.io` |
 //! | `controller` | VirtualMachine → instance → pod, snapshots of it, DataVolume → claim and importer |
 //! | `import` | the program of an importer: fills a claim |
 //! | `copy` | copies of claims of other namespaces: who may make them, and how a disk is sent |
@@ -26,6 +27,8 @@ mod certificates;
 mod contact;
 pub mod controller;
 pub mod copy;
+mod discovery;
+mod front_proxy;
 mod https;
 pub mod import;
 mod installation;

@@ -1,7 +1,6 @@
 //! Answers scrapers of Prometheus by plain HTTP: bounded in their number and their time.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -12,13 +11,15 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+
+use crate::https::places::Places;
 
 /// Scrapers at the same time.
 const CONNECTIONS: usize = 16;
 
-/// How long a scraper may take to ask.
+/// How long a scraper may take to ask, and how long its connection lasts.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Listens for scrapers.
 pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
@@ -41,13 +42,14 @@ where
     R: Fn() -> T + Clone + Send + Sync + 'static,
     T: Future<Output = String> + Send,
 {
-    let connections = Arc::new(Semaphore::new(CONNECTIONS));
+    // Nobody is known here: all have the same rights.
+    let places = Places::new(CONNECTIONS, 0);
     loop {
-        let permit = Arc::clone(&connections).acquire_owned().await?;
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((stream, address)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
+        let (place, loss) = places.enter(address.ip());
         let render = render.clone();
         tokio::spawn(async move {
             let service = service_fn(move |request: http::Request<_>| {
@@ -65,10 +67,14 @@ where
                 .header_read_timeout(ASK_TIMEOUT)
                 .keep_alive(false)
                 .serve_connection(TokioIo::new(stream), service);
-            if let Err(error) = served.await {
+            let served = tokio::select! {
+                served = served => served,
+                () = loss.wait(TIMEOUT) => Ok(()),
+            };
+            if let Err(error) = served {
                 tracing::debug!(%error, "a scraper's connection failed");
             }
-            drop(permit);
+            drop(place);
         });
     }
 }

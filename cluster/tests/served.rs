@@ -15,6 +15,8 @@ mod joined;
 mod migrations;
 #[path = "served/nodes.rs"]
 mod nodes;
+#[path = "served/reviews.rs"]
+mod reviews;
 #[path = "served/security.rs"]
 mod security;
 #[path = "served/setup.rs"]

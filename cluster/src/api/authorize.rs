@@ -5,8 +5,8 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::{Api, Client, api::PostParams};
 
-use super::{GROUP, Target, front_proxy::User};
-use crate::status::Failure;
+use super::{GROUP, Target};
+use crate::{front_proxy::User, status::Failure};
 
 /// Passes if the user may do to the target what is asked.
 pub(super) async fn check(

@@ -9,6 +9,7 @@ use super::{
     upload,
 };
 use crate::{
+    discovery,
     https::{self, Answer},
     status::Failure,
 };
@@ -16,17 +17,8 @@ use crate::{
 /// The answer where the path is one of discovery.
 pub(super) fn answer(path: &str, accept: Option<&HeaderValue>) -> Option<Answer> {
     let path = path.strip_suffix('/').unwrap_or(path);
-    if path == "/apis" && accept.is_some_and(wants_aggregated) {
-        return Some(https::text(StatusCode::NOT_ACCEPTABLE, "not served"));
-    }
     let value = match path {
-        "/apis" => {
-            json!({
-                "kind": "APIGroupList",
-                "apiVersion": "v1",
-                "groups": [group(), upload::group()],
-            })
-        }
+        "/apis" => return Some(discovery::groups(&[group(), upload::group()], accept)),
         "/openapi/v2" => openapi::v2(),
         "/openapi/v3" => openapi::v3_list(),
         _ if path.starts_with("/openapi/v3/") => openapi::v3(path)?,
@@ -50,27 +42,8 @@ pub(super) fn answer(path: &str, accept: Option<&HeaderValue>) -> Option<Answer>
     Some(https::json(StatusCode::OK, &value))
 }
 
-/// Whether nothing but discovery of everything at once is accepted. It is not served; whoever asked
-/// asks again for each version.
-fn wants_aggregated(accept: &HeaderValue) -> bool {
-    accept.to_str().is_ok_and(|accept| {
-        accept
-            .split(',')
-            .all(|kind| kind.contains("as=APIGroupDiscoveryList"))
-    })
-}
-
 fn group() -> Value {
-    let version =
-        |version: &str| json!({ "groupVersion": format!("{GROUP}/{version}"), "version": version });
-    let versions: Vec<Value> = VERSIONS.iter().map(|name| version(name)).collect();
-    json!({
-        "kind": "APIGroup",
-        "apiVersion": "v1",
-        "name": GROUP,
-        "preferredVersion": versions.first(),
-        "versions": versions,
-    })
+    discovery::group(GROUP, &VERSIONS)
 }
 
 /// `virtctl guestfs` asks for the image of a pod with libguestfs: there is none.
@@ -123,10 +96,5 @@ fn resources(version: &str) -> Value {
         "verbs": ["update"],
     });
     let resources: Vec<Value> = [expand].into_iter().chain(subresources).collect();
-    json!({
-        "kind": "APIResourceList",
-        "apiVersion": "v1",
-        "groupVersion": format!("{GROUP}/{version}"),
-        "resources": resources,
-    })
+    discovery::resources(GROUP, version, &resources)
 }

@@ -2,14 +2,13 @@
 //! `upload.cdi.kubevirt.io` with the tokens of uploads (`upload`).
 //!
 //! The API server passes requests on with the user's name in their headers, under a certificate
-//! that only it has (`front_proxy`). Each request is authorized by a SubjectAccessReview
+//! that only it has (the crate's `front_proxy`). Each request is authorized by a SubjectAccessReview
 //! (`authorize`) and answered by `discovery`, by the room of its object, or by the node that the
 //! VM runs on (`node`).
 
 mod authorize;
 mod discovery;
 mod expand;
-mod front_proxy;
 mod graph;
 pub(crate) mod node;
 mod objects;
@@ -28,11 +27,11 @@ use tokio::net::TcpListener;
 
 use crate::{
     certificates::{Certificates, Publish},
+    front_proxy::FrontProxy,
     https::{self, Answer, Listen, Peer},
     status::Failure,
     token::KeyStore,
 };
-use front_proxy::FrontProxy;
 use node::Nodes;
 use subresources::{VM, VMI};
 
@@ -73,12 +72,13 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let front_proxy = FrontProxy::read(&client).await?;
-    let publish = Publish::ApiServices(&API_SERVICES);
+    let publish = Publish::Subresources(&API_SERVICES);
     // Its certificate is that of a server to the API server, and that of a client to the nodes.
     let certificates = Certificates::new(client.clone(), namespace, NAME, publish).await?;
-    let tls = certificates.server_config(Some(front_proxy.verifier()?))?;
+    let tls = certificates.server_config(Some(Arc::clone(&front_proxy) as _))?;
     let nodes = Nodes::new(client.clone(), certificates.for_clients());
     let fresh = tokio::spawn(certificates.keep_fresh());
+    let follow = tokio::spawn(Arc::clone(&front_proxy).follow(client.clone()));
     tracing::info!(address = ?listener.local_addr().ok(), "serving the subresources");
     let state = Arc::new(State {
         keys: KeyStore::of::<crate::upload::Grant>(client.clone(), namespace),
@@ -88,6 +88,7 @@ pub async fn serve(
     });
     let handle = move |request, peer| handle(request, peer, Arc::clone(&state));
     https::serve(listener, tls, handle, stop).await;
+    follow.abort();
     fresh.abort();
     Ok(())
 }
@@ -95,7 +96,7 @@ pub async fn serve(
 struct State {
     client: Client,
     keys: KeyStore,
-    front_proxy: FrontProxy,
+    front_proxy: Arc<FrontProxy>,
     nodes: Nodes,
 }
 

@@ -8,8 +8,10 @@ use k8s_openapi::api::{authorization::v1::ResourceAttributes, core::v1::Persiste
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::{State, authorize, front_proxy::User};
+use super::{State, authorize};
 use crate::{
+    discovery,
+    front_proxy::User,
     https::{self, Answer},
     status::Failure,
     upload::{GROUP, Grant, PHASE, RESOURCE, TARGET, VERSION},
@@ -137,33 +139,24 @@ pub(super) fn discovery(path: &str) -> Option<Value> {
     let rest = path.strip_prefix("/apis/")?.strip_prefix(GROUP)?;
     match rest.strip_prefix('/') {
         None if rest.is_empty() => Some(group()),
-        Some(VERSION) => Some(json!({
-            "kind": "APIResourceList",
-            "apiVersion": "v1",
-            "groupVersion": format!("{GROUP}/{VERSION}"),
-            "resources": [{
+        Some(VERSION) => {
+            let resource = json!({
                 "name": RESOURCE,
                 "singularName": "uploadtokenrequest",
                 "namespaced": true,
                 "kind": KIND,
                 "shortNames": ["utr", "utrs"],
                 "verbs": ["create"],
-            }],
-        })),
+            });
+            Some(discovery::resources(GROUP, VERSION, &[resource]))
+        }
         _ => None,
     }
 }
 
 /// The group, as lists of groups have it.
 pub(super) fn group() -> Value {
-    let version = json!({ "groupVersion": format!("{GROUP}/{VERSION}"), "version": VERSION });
-    json!({
-        "kind": "APIGroup",
-        "apiVersion": "v1",
-        "name": GROUP,
-        "preferredVersion": version,
-        "versions": [version],
-    })
+    discovery::group(GROUP, &[VERSION])
 }
 
 /// The path of requests for tokens, described.

@@ -139,6 +139,7 @@ impl Receiver {
                 "only one sender is served: another one",
             );
         }
+        peer.recognize();
         let job = match sender {
             Some(_) => (path == copy::PATH).then_some(Job::Copy),
             None => Way::of(path).map(Job::Upload),

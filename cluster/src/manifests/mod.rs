@@ -61,7 +61,7 @@ pub fn install(options: &Options) -> Value {
         items.extend(rbac::rbac(options));
         items.extend(policies(&options.namespace));
         items.extend(workloads::workloads(options));
-        items.extend(webhooks(&options.namespace));
+        items.extend(webhooks());
         items.extend(api_services(&options.namespace));
     }
     json!({ "apiVersion": "v1", "kind": "List", "items": items })

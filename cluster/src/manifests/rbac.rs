@@ -66,16 +66,13 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
         "virtualmachineinstancereplicasets/status",
         "virtualmachineinstancemigrations/status",
     ];
-    let admissions = [
-        "mutatingwebhookconfigurations",
-        "validatingwebhookconfigurations",
-    ];
     let services: Vec<String> = api::VERSIONS
         .iter()
         .map(|version| format!("{version}.{}", api::GROUP))
         .chain([format!("{}.{}", upload::VERSION, upload::GROUP)])
         .collect();
     let services: Vec<&str> = services.iter().map(String::as_str).collect();
+    let reviews = format!("{}.{}", admission::VERSION, admission::GROUP);
 
     let mut items = Vec::new();
     let mut component = |name: &str, cluster: Vec<Value>, own: Vec<Value>| {
@@ -225,9 +222,9 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
                 &["create"],
             ),
             named(
-                &["admissionregistration.k8s.io"],
-                &admissions,
-                &[admission::NAME],
+                &["apiregistration.k8s.io"],
+                &["apiservices"],
+                &[&reviews],
                 &["get", "patch"],
             ),
         ],
@@ -296,20 +293,19 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             .collect(),
     );
     // The certificate authority of the front proxy is public to servers that are aggregated.
+    let subjects = [admission::NAME, api::NAME].map(
+        |name| json!({ "kind": "ServiceAccount", "name": name, "namespace": options.namespace }),
+    );
     items.push(json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
-        "metadata": { "name": "podvisor-api-front-proxy", "namespace": "kube-system" },
+        "metadata": { "name": "podvisor-front-proxy", "namespace": "kube-system" },
         "roleRef": {
             "apiGroup": "rbac.authorization.k8s.io",
             "kind": "Role",
             "name": "extension-apiserver-authentication-reader",
         },
-        "subjects": [{
-            "kind": "ServiceAccount",
-            "name": "podvisor-api",
-            "namespace": options.namespace,
-        }],
+        "subjects": subjects,
     }));
     items.extend(nodes(&options.namespace));
     items.extend(users());

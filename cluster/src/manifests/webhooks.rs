@@ -1,6 +1,9 @@
-//! Webhook configurations, and the APIServices of the subresources.
+//! Webhook configurations, and the APIServices.
 //!
-//! Their `caBundle` is missing here: who serves them writes it, and keeps it fresh.
+//! Webhooks are called by way of the API server itself, which aggregates their group: to its own
+//! Service it speaks with an account of its own, and to servers of aggregated groups with a
+//! certificate. The `caBundle` of APIServices is missing here: who serves them writes it, and keeps
+//! it fresh.
 
 use podvisor_cluster_types::{clone, datavolume, migration, snapshot};
 use serde_json::{Value, json};
@@ -10,7 +13,7 @@ use crate::{admission, api, controller::objects, upload};
 
 /// The mutating and the validating configuration.
 #[must_use]
-pub fn webhooks(namespace: &str) -> Vec<Value> {
+pub fn webhooks() -> Vec<Value> {
     let kinds = [
         "virtualmachines",
         "virtualmachineinstances",
@@ -38,8 +41,8 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
             "timeoutSeconds": 10,
             "rules": rules,
             "clientConfig": { "service": {
-                "namespace": namespace,
-                "name": admission::NAME,
+                "namespace": "default",
+                "name": "kubernetes",
                 "path": path,
                 "port": 443,
             } },
@@ -68,7 +71,7 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
         "resources": ["pods/eviction"],
         "scope": "Namespaced",
     });
-    let mut evictions = webhook("evict.kubevirt.io", "/validate", vec![eviction]);
+    let mut evictions = webhook("evict.kubevirt.io", admission::VALIDATE, vec![eviction]);
     // It marks the VM that has to move.
     evictions["sideEffects"] = json!("NoneOnDryRun");
     // Other pods must be evicted without us, and VMs have disruption budgets.
@@ -108,7 +111,7 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
             "MutatingWebhookConfiguration",
             vec![webhook(
                 "default.kubevirt.io",
-                "/mutate",
+                admission::MUTATE,
                 vec![changes(), rule(&["UPDATE"], json!(statuses)), new_volumes()],
             )],
         ),
@@ -117,7 +120,7 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
             vec![
                 webhook(
                     "validate.kubevirt.io",
-                    "/validate",
+                    admission::VALIDATE,
                     vec![
                         changes(),
                         rule(&["CREATE", "UPDATE"], json!(["kubevirts"])),
@@ -133,14 +136,20 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
     ]
 }
 
-/// The group of the subresources in both versions, and that of the tokens of uploads.
+/// The group of the subresources in both versions, that of the tokens of uploads, and that of the
+/// webhooks.
 #[must_use]
 pub fn api_services(namespace: &str) -> Vec<Value> {
-    let groups = api::VERSIONS.iter().map(|version| (api::GROUP, *version));
+    let groups = api::VERSIONS
+        .iter()
+        .map(|version| (api::GROUP, *version, api::NAME));
     groups
-        .chain([(upload::GROUP, upload::VERSION)])
+        .chain([
+            (upload::GROUP, upload::VERSION, api::NAME),
+            (admission::GROUP, admission::VERSION, admission::NAME),
+        ])
         .enumerate()
-        .map(|(index, (group, version))| {
+        .map(|(index, (group, version, service))| {
             json!({
                 "apiVersion": "apiregistration.k8s.io/v1",
                 "kind": "APIService",
@@ -150,7 +159,7 @@ pub fn api_services(namespace: &str) -> Vec<Value> {
                     "version": version,
                     "groupPriorityMinimum": 1000,
                     "versionPriority": 15 - index,
-                    "service": { "namespace": namespace, "name": api::NAME, "port": 443 },
+                    "service": { "namespace": namespace, "name": service, "port": 443 },
                 },
             })
         })

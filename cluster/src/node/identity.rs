@@ -136,7 +136,11 @@ impl Trust {
             .certificates
             .split_first()
             .is_some_and(|(first, others)| self.verify(first, others, UnixTime::now()).is_ok());
-        verified && peer.common_name().as_deref() == Some(name)
+        let is_named = verified && peer.common_name().as_deref() == Some(name);
+        if is_named {
+            peer.recognize();
+        }
+        is_named
     }
 
     fn verify(

@@ -273,6 +273,7 @@ impl Migrations {
         if certificate.is_none() || !self.expected.take(&vm, &migration, certificate.as_deref()) {
             return Err(Failure::forbidden("nobody is expected by that certificate"));
         }
+        peer.recognize();
         let pipe = limited(self.machines.receive_migration(vm, &migration)).await;
         let pipe: Pipe = pipe.map_err(|refusal| failure(&refusal))?;
         let upgraded = hyper::upgrade::on(&mut request);

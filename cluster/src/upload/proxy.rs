@@ -84,11 +84,11 @@ pub async fn serve(
     });
     let fresh = tokio::spawn(certificates.keep_fresh());
     tracing::info!(address = ?listener.local_addr().ok(), "taking uploads");
-    let handle = move |request: Request<Incoming>, _: Peer| {
+    let handle = move |request: Request<Incoming>, peer: Peer| {
         let proxy = Arc::clone(&proxy);
         async move {
             let (parts, body) = request.into_parts();
-            let answer = match proxy.judge(&parts).await {
+            let answer = match proxy.judge(&parts, &peer).await {
                 Ok(Judged::Target(grant, target)) => {
                     proxy.forward(&parts, body, &grant, target).await
                 }
@@ -122,7 +122,7 @@ impl fmt::Debug for Proxy {
 
 impl Proxy {
     /// Decides by the head of a request alone.
-    async fn judge(&self, request: &Parts) -> Result<Judged, Answer> {
+    async fn judge(&self, request: &Parts, peer: &Peer) -> Result<Judged, Answer> {
         let path = request.uri.path();
         if path == "/healthz" {
             return Ok(Judged::Answer(https::text(StatusCode::OK, "ok")));
@@ -144,6 +144,7 @@ impl Proxy {
             return Err(https::text(StatusCode::METHOD_NOT_ALLOWED, text));
         }
         let grant = self.grant(&request.headers).await?;
+        peer.recognize();
         let target = self.target(&grant).await?;
         Ok(match request.method {
             Method::HEAD => Judged::Answer(https::text(StatusCode::OK, "")),

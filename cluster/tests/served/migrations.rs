@@ -52,12 +52,12 @@ pub(super) fn start_controller(namespace: &str) -> Task {
 }
 
 /// Two nodes, and a VM that runs on the first one.
-struct Scene {
+pub(super) struct Scene {
     admin: Client,
-    namespace: String,
-    vmis: Api<DynamicObject>,
+    pub(super) namespace: String,
+    pub(super) vmis: Api<DynamicObject>,
     migrations: Api<DynamicObject>,
-    pods: Api<Pod>,
+    pub(super) pods: Api<Pod>,
     names: [String; 2],
     source: StandIn,
     target: StandIn,
@@ -67,7 +67,7 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(name: &str) -> Self {
+    pub(super) async fn new(name: &str) -> Self {
         let admin = served().admin();
         let namespace = support::namespace(&admin).await;
         let names = [format!("{name}-s"), format!("{name}-t")];

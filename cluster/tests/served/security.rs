@@ -10,6 +10,7 @@ use podvisor_cluster::{api, controller, manifests};
 use serde_json::{Value, json};
 
 use super::nodes::{eventually, running};
+use super::reviews::port_of;
 use super::support::{self, certificates::trusting};
 use super::{SYSTEM, api_of, apply, code, object, path, put_to, served, vmi};
 
@@ -289,12 +290,7 @@ async fn nobody_but_the_api_server_says_who_a_user_is() {
     let server = served();
     let namespace = support::namespace(&server.admin()).await;
     running("proxied", &namespace, "a", json!({})).await;
-    let kind = kube::core::GroupVersionKind::gvk("apiregistration.k8s.io", "v1", "APIService");
-    let resource = kube::core::ApiResource::from_gvk(&kind);
-    let services: Api<DynamicObject> = Api::all_with(server.admin(), &resource);
-    let service = services.get(&format!("v1.{}", api::GROUP)).await.unwrap();
-    let port = service.data["spec"]["service"]["port"].as_u64().unwrap();
-    let port = u16::try_from(port).unwrap();
+    let port = port_of(&format!("v1.{}", api::GROUP)).await;
     let console = path(VMIS, &namespace, "a", "console");
     // With no certificate, and with one that is a user's and not the front proxy's.
     let files = server

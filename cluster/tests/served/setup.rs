@@ -42,18 +42,6 @@ pub(super) fn install() -> Vec<Value> {
     list["items"].as_array().unwrap().clone()
 }
 
-/// Sends the webhooks of a configuration to this process.
-fn sent_here(mut configuration: Value, port: u16) -> Value {
-    for webhook in configuration["webhooks"].as_array_mut().unwrap() {
-        let path = webhook["clientConfig"]["service"]["path"]
-            .as_str()
-            .unwrap()
-            .to_owned();
-        webhook["clientConfig"] = json!({ "url": format!("https://127.0.0.1:{port}{path}") });
-    }
-    configuration
-}
-
 /// Starts both servers, once, on a runtime that outlives the test that came first.
 pub(super) fn served() -> &'static support::Server {
     static SERVED: OnceLock<()> = OnceLock::new();
@@ -71,6 +59,26 @@ pub(super) fn served() -> &'static support::Server {
         receiver.recv().expect("the servers start");
     });
     server
+}
+
+/// Where all replicas of the webhooks listen.
+pub(super) fn webhooks() -> &'static std::net::TcpListener {
+    static LISTENER: OnceLock<std::net::TcpListener> = OnceLock::new();
+    LISTENER.get_or_init(|| {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        listener
+    })
+}
+
+/// Serves the webhooks, as one replica.
+pub(super) async fn serve_webhooks(server: &support::Server, stop: impl Future<Output = ()>) {
+    let client = server.service_account(SYSTEM, admission::NAME);
+    let listener = TcpListener::from_std(webhooks().try_clone().unwrap()).unwrap();
+    let policy = Policy::new(Default::default(), SYSTEM);
+    admission::serve(client, listener, policy, stop)
+        .await
+        .unwrap();
 }
 
 async fn start(server: &'static support::Server) {
@@ -93,33 +101,30 @@ async fn start(server: &'static support::Server) {
         apply(&admin, item, false).await;
     }
 
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    for configuration in manifests::webhooks(SYSTEM) {
-        apply(&admin, &sent_here(configuration, port), false).await;
+    for configuration in manifests::webhooks() {
+        apply(&admin, &configuration, false).await;
     }
-    let client = server.service_account(SYSTEM, "podvisor-admission");
-    let policy = Policy::new(Default::default(), SYSTEM);
-    tokio::spawn(async move {
-        let stop = std::future::pending();
-        admission::serve(client, listener, policy, stop)
-            .await
-            .unwrap();
-    });
-
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let service = json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": { "name": api::NAME, "namespace": SYSTEM },
-        "spec": { "type": "ExternalName", "externalName": "localhost" },
-    });
-    apply(&admin, &service, false).await;
+    let ports = [
+        (admission::NAME, webhooks().local_addr().unwrap().port()),
+        (api::NAME, listener.local_addr().unwrap().port()),
+    ];
+    for (name, _) in ports {
+        let service = json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": { "name": name, "namespace": SYSTEM },
+            "spec": { "type": "ExternalName", "externalName": "localhost" },
+        });
+        apply(&admin, &service, false).await;
+    }
     for mut item in manifests::api_services(SYSTEM) {
-        item["spec"]["service"]["port"] = json!(port);
+        let service = &mut item["spec"]["service"];
+        let port = ports.iter().find(|(name, _)| service["name"] == *name);
+        service["port"] = json!(port.expect("a server of ours").1);
         apply(&admin, &item, false).await;
     }
+    tokio::spawn(serve_webhooks(server, std::future::pending()));
     let client = server.service_account(SYSTEM, "podvisor-api");
     tokio::spawn(async move {
         api::serve(client, listener, SYSTEM, std::future::pending())
@@ -148,11 +153,9 @@ async fn wait_until_served(admin: &Client) {
         let admitted = vmis.create(&params, &probe).await.map(drop);
         let refused = matches!(&admitted, Err(error) if error.to_string().contains("memory"));
         let mut conditions = Vec::new();
-        for version in api::VERSIONS {
-            let service = services
-                .get(&format!("{version}.{}", api::GROUP))
-                .await
-                .unwrap();
+        for service in manifests::api_services(SYSTEM) {
+            let name = service["metadata"]["name"].as_str().unwrap();
+            let service = services.get(name).await.unwrap();
             conditions.push(service.data["status"]["conditions"][0].clone());
         }
         if refused

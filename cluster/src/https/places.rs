@@ -1,0 +1,223 @@
+//! Places for connections.
+//!
+//! A connection is unknown until its handler has recognized who is at the other end, by a
+//! certificate or a token. Unknown ones have few places and little time. When all are taken, the
+//! address with the most of them loses its oldest one: whoever holds many connections open takes
+//! places from themselves alone.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::timeout;
+
+/// The places of a server.
+#[derive(Debug, Clone)]
+pub(crate) struct Places(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    most_unknown: usize,
+    known: Arc<Semaphore>,
+    unknown: Mutex<Unknown>,
+}
+
+/// The unknown connections of each address, the oldest first.
+#[derive(Debug, Default)]
+struct Unknown {
+    next: u64,
+    by_address: HashMap<IpAddr, BTreeMap<u64, oneshot::Sender<()>>>,
+}
+
+impl Unknown {
+    fn count(&self) -> usize {
+        self.by_address.values().map(BTreeMap::len).sum()
+    }
+
+    /// Ends the oldest connection of the address that has the most.
+    fn make_room(&mut self) {
+        let fullest = self.by_address.iter().max_by_key(|(_, all)| all.len());
+        let Some(address) = fullest.map(|(address, _)| *address) else {
+            return;
+        };
+        let oldest = self
+            .by_address
+            .get_mut(&address)
+            .and_then(BTreeMap::pop_first);
+        if let Some((_, end)) = oldest {
+            // It may have ended by itself.
+            let _ = end.send(());
+        }
+        self.by_address.retain(|_, all| !all.is_empty());
+    }
+
+    fn remove(&mut self, address: IpAddr, number: u64) {
+        if let Some(all) = self.by_address.get_mut(&address) {
+            all.remove(&number);
+            if all.is_empty() {
+                self.by_address.remove(&address);
+            }
+        }
+    }
+}
+
+impl Places {
+    /// At most so many unknown connections, and besides so many known ones.
+    pub(crate) fn new(most_unknown: usize, most_known: usize) -> Self {
+        Self(Arc::new(Shared {
+            most_unknown,
+            known: Arc::new(Semaphore::new(most_known)),
+            unknown: Mutex::default(),
+        }))
+    }
+
+    /// Takes a place for a new connection, if need be that of another one.
+    pub(crate) fn enter(&self, address: IpAddr) -> (Place, Loss) {
+        let address = address.to_canonical();
+        let (end, ended) = oneshot::channel();
+        let mut unknown = self.0.unknown();
+        while unknown.count() >= self.0.most_unknown.max(1) {
+            unknown.make_room();
+        }
+        let number = unknown.next;
+        unknown.next = number.wrapping_add(1);
+        let of_address = unknown.by_address.entry(address).or_default();
+        of_address.insert(number, end);
+        let place = Place {
+            shared: Arc::clone(&self.0),
+            address,
+            number,
+            permit: Mutex::default(),
+        };
+        (place, Loss(ended))
+    }
+}
+
+impl Shared {
+    fn unknown(&self) -> MutexGuard<'_, Unknown> {
+        self.unknown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The place of a connection, which is given back when this is dropped.
+pub(crate) struct Place {
+    shared: Arc<Shared>,
+    address: IpAddr,
+    number: u64,
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Place")
+            .field("address", &self.address)
+            .field("number", &self.number)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Place {
+    /// Makes the connection a known one, if there is a place among these: nobody takes it away.
+    pub(crate) fn recognize(&self) {
+        let mut permit = self.permit.lock().unwrap_or_else(PoisonError::into_inner);
+        if permit.is_some() {
+            return;
+        }
+        match Arc::clone(&self.shared.known).try_acquire_owned() {
+            Ok(taken) => {
+                *permit = Some(taken);
+                self.shared.unknown().remove(self.address, self.number);
+            }
+            Err(_) => tracing::warn!(address = %self.address, "too many connections at once"),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.shared.unknown().remove(self.address, self.number);
+    }
+}
+
+/// Learns that a place is lost.
+#[derive(Debug)]
+pub(crate) struct Loss(oneshot::Receiver<()>);
+
+impl Loss {
+    /// Is ready when the place is another's, or the connection is unknown for longer than `limit`.
+    pub(crate) async fn wait(self, limit: Duration) {
+        if let Ok(Err(_)) = timeout(limit, self.0).await {
+            // It is a known one.
+            std::future::pending().await
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(3600);
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    async fn is_lost(loss: Loss) -> bool {
+        tokio::select! {
+            biased;
+            () = loss.wait(LIMIT) => true,
+            () = std::future::ready(()) => false,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_address_that_holds_many_places_loses_its_own() {
+        let places = Places::new(4, 1);
+        let (first, first_loss) = places.enter(address(1));
+        let many: Vec<_> = (0..20).map(|_| places.enter(address(2))).collect();
+        let (second, second_loss) = places.enter(address(3));
+        assert!(!is_lost(first_loss).await && !is_lost(second_loss).await);
+        let mut lost = Vec::new();
+        let mut kept = Vec::new();
+        for (place, loss) in many {
+            kept.push(place);
+            lost.push(is_lost(loss).await);
+        }
+        let expected: Vec<bool> = (0..20).map(|number| number < 18).collect();
+        assert_eq!(lost, expected, "the oldest are lost");
+        drop((first, second, kept));
+        assert!(places.0.unknown().by_address.is_empty(), "nothing is left");
+    }
+
+    #[tokio::test]
+    async fn a_known_connection_is_lost_to_nobody() {
+        let places = Places::new(1, 1);
+        let (known, loss) = places.enter(address(1));
+        known.recognize();
+        known.recognize();
+        let (unknown, other_loss) = places.enter(address(1));
+        // There is no place among the known ones.
+        unknown.recognize();
+        let (_last, last_loss) = places.enter(address(2));
+        assert!(!is_lost(loss).await);
+        assert!(is_lost(other_loss).await);
+        drop(known);
+        unknown.recognize();
+        assert!(!is_lost(last_loss).await);
+    }
+
+    #[tokio::test]
+    async fn nobody_is_unknown_for_long() {
+        let places = Places::new(9, 9);
+        let (_place, loss) = places.enter(address(1));
+        loss.wait(Duration::ZERO).await;
+        let (known, loss) = places.enter(address(1));
+        known.recognize();
+        let waited = timeout(Duration::from_millis(20), loss.wait(Duration::ZERO)).await;
+        assert!(waited.is_err());
+    }
+}
