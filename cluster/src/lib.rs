@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `certificates`, `https`, `scrape`, `status` | how servers are reached, and how they refuse |
 //! | `front_proxy`, `discovery` | the API server before groups that it aggregates |
+//! | `disk` | opens disks in volumes that others write to |
 //! | `prometheus` | the text of metrics |
 //! | `token` | what a component allows another by a signature |
 //! | `contact` | what the API and a node's part know of each other |
@@ -28,6 +29,7 @@ mod contact;
 pub mod controller;
 pub mod copy;
 mod discovery;
+mod disk;
 mod front_proxy;
 mod https;
 pub mod import;

@@ -3,7 +3,6 @@
 //! It connects to one importer, known by its certificate, and shows its own. What fails is tried
 //! again by the kubelet; the importer begins anew each time.
 
-use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -189,7 +188,7 @@ fn read(path: &Path, pieces: &mpsc::Sender<io::Result<Bytes>>) -> io::Result<()>
         given.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))
     };
     let sent = (|| {
-        let disk = File::open(path)?;
+        let disk = crate::disk::open(path)?;
         let length = disk_len(&disk)?;
         tracing::info!(length, "sending");
         let mut piece = blocks::header(length);

@@ -1,7 +1,6 @@
 //! Where a disk comes from.
 
 use std::fmt;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
 
@@ -14,6 +13,7 @@ use tokio::sync::mpsc;
 
 use super::progress::Progress;
 use super::{ImportError, Options, blocking};
+use crate::disk;
 
 /// A file may be larger than its disk by what its format takes, and this.
 const SLACK: u64 = 64 << 20;
@@ -182,7 +182,7 @@ impl Source {
 
 /// Returns the path of a disk that fits.
 fn fits(path: PathBuf, room: u64) -> Result<PathBuf, ImportError> {
-    let disk = File::open(&path).map_err(ImportError::io("open", &path))?;
+    let disk = disk::open(&path).map_err(ImportError::io("open", &path))?;
     let size = disk_len(&disk).map_err(ImportError::io("measure", &path))?;
     if size > room {
         return Err(ImportError::Larger { size, room });

@@ -141,7 +141,7 @@ impl Target {
                 let path = if disk.starts_with(&inside) {
                     disk.to_owned()
                 } else {
-                    let from = File::open(disk).map_err(ImportError::io("open", disk))?;
+                    let from = crate::disk::open(disk).map_err(ImportError::io("open", disk))?;
                     let (path, file) = create(&inside)?;
                     let copied = disk_len(&from)
                         .and_then(|len| copy_disk(&from, &file, 0..len, 0, &|at| tell(at, len)));
@@ -151,7 +151,7 @@ impl Target {
                 publish(directory, &path, size, preallocate)
             }
             Place::Device(path) => {
-                let from = File::open(disk).map_err(ImportError::io("open", disk))?;
+                let from = crate::disk::open(disk).map_err(ImportError::io("open", disk))?;
                 let device = open(path)?;
                 write_device(&from, &device, tell).map_err(ImportError::io("write", path))
             }
