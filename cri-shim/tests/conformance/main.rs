@@ -11,6 +11,7 @@ mod containers;
 mod devices;
 mod fixture;
 mod images;
+mod limits;
 mod logs;
 mod many;
 mod network;
