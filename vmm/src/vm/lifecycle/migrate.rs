@@ -381,9 +381,7 @@ impl Vm {
             if tell(sender.sent, left).is_break() {
                 return Err(MigrateError::Cancelled);
             }
-            // What the pause itself takes was seen when the migration began: here, and the same
-            // again there.
-            let time = options.downtime.saturating_sub(begun.paused * 2);
+            let time = time_to_send(options.downtime, begun.paused);
             let is_last = round >= options.max_rounds;
             let is_enough = sends_within(left, time, bytes, took)
                 && (is_last || !shrinks(left, begun.paused, bytes, took));
@@ -506,6 +504,16 @@ impl Drop for Pause<'_> {
     }
 }
 
+/// Returns for how long the rest may be sent, of the downtime that is allowed: what the pause itself
+/// takes was seen when the migration began, here, and it is the same again there. A quarter is left
+/// in any case: a host that was busy in that moment is not as busy for ever, and without any time
+/// a guest that writes at all would never be given away.
+fn time_to_send(downtime: Duration, paused: Duration) -> Duration {
+    downtime
+        .saturating_sub(paused.saturating_mul(2))
+        .max(downtime / 4)
+}
+
 /// Whether `left` bytes can be sent within `time`, if `bytes` took `took`.
 fn sends_within(left: u64, time: Duration, bytes: u64, took: Duration) -> bool {
     let needed = u128::from(left) * took.as_nanos();
@@ -541,6 +549,15 @@ impl<S: Read + Write> ArrivedMigration<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slow_pause_leaves_a_quarter_of_the_downtime_to_send_the_rest() {
+        let time = |paused| time_to_send(Duration::from_millis(300), Duration::from_millis(paused));
+        assert_eq!(time(0), Duration::from_millis(300));
+        assert_eq!(time(50), Duration::from_millis(200));
+        assert_eq!(time(140), Duration::from_millis(75));
+        assert_eq!(time(u64::MAX / 4), Duration::from_millis(75));
+    }
 
     #[test]
     fn the_rest_is_small_enough_if_it_is_sent_within_the_downtime() {
