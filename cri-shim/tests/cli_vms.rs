@@ -119,11 +119,27 @@ fn a_vm_that_is_not_there_is_named_with_the_command_that_lists_them() {
     vms.run(&["rm", "-f", "nobody"]).printed("");
 }
 
+/// Nobody installs a program for an image that is not there.
+#[test]
+fn a_missing_image_is_reported_before_a_key_is_made() {
+    let vms = Vms::new();
+    let mut command = vms.root.podvisor(&["vm", "run", "./no-such.qcow2"]);
+    command.env("PODVISOR_GUEST_DIR", vms.root.path().join("guest"));
+    let ran = Ran::new(command.env("PATH", "/nowhere").output().unwrap());
+    assert!(
+        ran.stderr.contains("there is no file ./no-such.qcow2"),
+        "{ran:?}"
+    );
+    assert!(!ran.stderr.contains("ssh-keygen"), "{ran:?}");
+}
+
 #[test]
 fn a_host_without_the_loader_says_what_is_missing() {
     let vms = Vms::new();
     fs::remove_file(vms.path("guest/loader.cpio")).unwrap();
-    let ran = vms.run(&["run", "x.qcow2"]);
+    let disk = vms.path("x.qcow2");
+    fs::write(&disk, [0; 1024]).unwrap();
+    let ran = vms.run(&["run", &disk]);
     assert!(
         ran.stderr.contains("no guest loader `loader.cpio`"),
         "{ran:?}"

@@ -47,13 +47,19 @@ impl Source {
     }
 }
 
+/// Checks the name of an image before anything is made for its VM.
+pub(super) fn check(args: &RunArgs) -> anyhow::Result<()> {
+    let source = Source::of(&args.image)?;
+    if args.checksum.is_some() && source != Source::Url {
+        bail!("--checksum is for URLs; name an OCI image by its digest instead: NAME@sha256:...");
+    }
+    Ok(())
+}
+
 /// Returns the disk image of the store, which it is fetched into if it is not there.
 pub(super) async fn disk(store: &Store, args: &RunArgs) -> anyhow::Result<Pulled<Disk>> {
     let name = args.image.as_str();
     let source = Source::of(name)?;
-    if args.checksum.is_some() && source != Source::Url {
-        bail!("--checksum is for URLs; name an OCI image by its digest instead: NAME@sha256:...");
-    }
     let progress = match args.quiet {
         true => Progress::Quiet,
         false => Progress::for_stderr(),

@@ -41,6 +41,7 @@ const SSH: u16 = 22;
 
 pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     args.check()?;
+    image::check(args)?;
     let root = globals.root()?;
     let containers = globals.containers()?;
     // Errors that do not depend on the image are reported before it is fetched.
