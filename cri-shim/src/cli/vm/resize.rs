@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 
 use super::args::{growth_between, parse_disk_size};
@@ -100,9 +100,15 @@ pub(super) fn run(globals: &Globals, args: &ResizeArgs) -> anyhow::Result<u8> {
                 entry.store()?;
             }
             if let Some(cpus) = sizes.cpus {
-                client.set_vcpus(cpus).await?;
-                entry.record.cpus = cpus;
+                // Who is killed from here on leaves a record of CPUs that the machine gets before it
+                // is saved, or from its next start on.
+                let before = std::mem::replace(&mut entry.record.cpus, cpus);
                 entry.store()?;
+                if let Err(error) = client.set_vcpus(cpus).await {
+                    entry.record.cpus = before;
+                    entry.store()?;
+                    return Err(error.into());
+                }
             }
             if sizes.memory.is_some() {
                 entry.record = wanted;
@@ -118,6 +124,24 @@ pub(super) fn run(globals: &Globals, args: &ResizeArgs) -> anyhow::Result<u8> {
         entry.store()?;
         Ok(Some(name.to_owned()))
     })
+}
+
+/// Gives a machine that is to be saved the CPUs of its record, in case a command was killed: they
+/// must agree when it goes on.
+pub(super) async fn complete(client: &SandboxClient, record: &Record) -> anyhow::Result<()> {
+    let may_get_cpus = record.vm.as_ref().is_some_and(|vm| vm.max_cpus > 0);
+    if may_get_cpus {
+        let completed = client.set_vcpus(record.cpus).await;
+        completed.with_context(|| {
+            format!(
+                "VM {name} was resized to {cpus} CPUs, which its guest does not have: repeat \
+                 `podvisor vm resize --cpus {cpus} {name}`",
+                name = record.name,
+                cpus = record.cpus
+            )
+        })?;
+    }
+    Ok(())
 }
 
 /// Has the guest of a VM use the memory that its record says.

@@ -50,12 +50,12 @@ impl OwnOs {
                 ),
             ));
         }
-        let machine = vm.machine()?;
-        let added = machine.add_cpus(count).await;
-        // Some may have come before an error.
-        size.set_cpus(machine.cpus().max(now));
-        added.map_err(wrong_state)?;
         if count > now {
+            let machine = vm.machine()?;
+            let added = machine.add_cpus(count).await;
+            // Some may have come before an error.
+            size.set_cpus(machine.cpus().max(now));
+            added.map_err(wrong_state)?;
             info!(
                 container = vm.container.id,
                 now, count, "CPUs are plugged in"
