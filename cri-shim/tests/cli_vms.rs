@@ -97,6 +97,8 @@ fn a_vm_that_is_not_there_is_named_with_the_command_that_lists_them() {
         &["clone", "nobody", "new"],
         &["clone", "nobody:s", "new"],
         &["resize", "--cpus", "2", "nobody"],
+        &["attach-disk", "--size", "1G", "nobody"],
+        &["detach-disk", "nobody", "data"],
     ] {
         let ran = vms.run(arguments);
         assert_ne!(ran.code, Some(0), "{arguments:?}");
@@ -111,6 +113,12 @@ fn a_vm_that_is_not_there_is_named_with_the_command_that_lists_them() {
         (&["clone", "nobody", "-x"], "-x"),
         (&["clone", "nobody", "a/b"], "a/b"),
         (&["resize", "nobody"], "--disk"),
+        (&["attach-disk", "nobody"], "--size"),
+        (&["attach-disk", "nobody", "/no/such"], "/no/such"),
+        (
+            &["attach-disk", "--serial", "a/b", "nobody", "/no/such"],
+            "--serial",
+        ),
     ] {
         let ran = vms.run(arguments);
         assert_ne!(ran.code, Some(0), "{arguments:?}");

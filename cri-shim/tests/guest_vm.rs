@@ -398,8 +398,90 @@ fn warm(root: &Root) {
     let listed = vm(&["snapshots", "vm1"]).stdout;
     assert!(listed.contains("clean"), "{listed}");
     vm(&["rm-snapshot", "vm1", "clean"]).printed("clean\n");
+    with_disks(root);
     let none: Value = serde_json::from_str(&vm(&["snapshots", "--json"]).stdout).unwrap();
     assert_eq!(none, Value::Array(Vec::new()));
+}
+
+/// Gives the VM `vm1`, whose agent answers, disks, and saves it with them.
+fn with_disks(root: &Root) {
+    let vm = |arguments: &[&str]| -> Ran { root.output(&[&["vm"], arguments].concat()) };
+    let sh = |name: &str, script: &str| -> String {
+        until("the agent", || vm(&["exec", name, "true"]).code == Some(0));
+        let ran = vm(&["exec", name, "sh", "-c", script]);
+        assert_eq!(ran.code, Some(0), "{name}: {script}: {ran:?}");
+        ran.stdout
+    };
+    let foreign = root.path().join("foreign.raw");
+    fs::write(&foreign, [b'f'; 1 << 20]).unwrap();
+    let file = foreign.to_str().unwrap();
+    let attach = |arguments: &[&str]| vm(&[&["attach-disk"], arguments].concat());
+    attach(&["--serial", "own", "--size", "1M", "vm1"]).printed("own\n");
+    attach(&["vm1", file]).printed("disk1\n");
+    let disk = |serial: &str| {
+        format!("dev=/dev/$(basename $(dirname $(grep -lx {serial} /sys/block/*/serial)));")
+    };
+    sh(
+        "vm1",
+        &format!("{} echo mine | dd of=$dev conv=fsync", disk("own")),
+    );
+    sh(
+        "vm1",
+        &format!("{} [ $(head -c 1 $dev) = f ]", disk("disk1")),
+    );
+    // It has them again when it goes on, and not if one is another one then.
+    vm(&["hibernate", "vm1"]).printed("vm1\n");
+    let refused = vm(&["detach-disk", "vm1", "disk1"]);
+    assert!(refused.stderr.contains("hibernates"), "{refused:?}");
+    let away = root.path().join("away");
+    fs::rename(&foreign, &away).unwrap();
+    let missing = vm(&["start", "vm1"]);
+    assert!(missing.stderr.contains("foreign.raw"), "{missing:?}");
+    assert!(missing.stderr.contains("hibernates on"), "{missing:?}");
+    fs::copy(&away, &foreign).unwrap();
+    let other = vm(&["start", "vm1"]);
+    assert!(other.stderr.contains("changed or replaced"), "{other:?}");
+    vm(&["start", "--boot", "vm1"]).printed("vm1\n");
+    sh(
+        "vm1",
+        &format!("{} [ $(head -c 4 $dev) = mine ]", disk("own")),
+    );
+    vm(&["hibernate", "vm1"]).printed("vm1\n");
+    vm(&["start", "vm1"]).printed("vm1\n");
+    sh(
+        "vm1",
+        &format!("{} echo goes on | dd of=$dev conv=fsync", disk("disk1")),
+    );
+    assert!(fs::read(&foreign).unwrap().starts_with(b"goes on\n"));
+
+    // Copies are made of podvisor's own alone.
+    let refused = vm(&["clone", "vm1", "copy"]);
+    assert!(
+        refused.stderr.contains("detach-disk vm1 disk1"),
+        "{refused:?}"
+    );
+    vm(&["detach-disk", "vm1", "disk1"]).printed("disk1\n");
+    sh("vm1", "! grep -lx disk1 /sys/block/*/serial");
+    vm(&["snapshot", "vm1", "data"]).printed("data\n");
+    let write = |name: &str, text: &str| {
+        sh(
+            name,
+            &format!("{} echo {text} | dd of=$dev conv=fsync", disk("own")),
+        );
+    };
+    let read = |name: &str| sh(name, &format!("{} head -n 1 $dev", disk("own")));
+    write("vm1", "later");
+    vm(&["clone", "vm1:data", "copy"]).printed("copy\n");
+    assert_eq!(read("copy"), "mine\n");
+    write("copy", "copy");
+    assert_eq!(read("vm1"), "later\n");
+    vm(&["rm", "-f", "copy"]).printed("copy\n");
+    vm(&["restore", "-f", "vm1", "data"]).printed("vm1\n");
+    assert_eq!(read("vm1"), "mine\n");
+    vm(&["rm-snapshot", "vm1", "data"]).printed("data\n");
+    let kept = vm(&["detach-disk", "vm1", "own"]);
+    assert!(kept.stderr.contains("--delete"), "{kept:?}");
+    vm(&["detach-disk", "--delete", "vm1", "own"]).printed("own\n");
 }
 
 /// Moves the VM `vm1`, whose agent answers, to another root and back: as to another host, without

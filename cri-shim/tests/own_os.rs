@@ -402,6 +402,7 @@ async fn a_machine_shares_the_directories_that_its_sandbox_has_and_is_not_saved_
     says(&pod, "vm", 2).await;
     let file = |name: &str| File::create(pod.path(name)).unwrap();
     let save = SaveMachine {
+        plugged: Vec::new(),
         state: file("state"),
         memory: file("memory"),
         disks: Vec::new(),

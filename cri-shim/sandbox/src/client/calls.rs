@@ -153,6 +153,7 @@ impl SandboxClient {
         let call = Call::SaveMachine {
             id: id.to_owned(),
             disks: save.disks.len(),
+            plugged: save.plugged,
             then: save.then,
         };
         let mut fds = vec![save.state.into(), save.memory.into()];

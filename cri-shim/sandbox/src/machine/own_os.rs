@@ -120,6 +120,14 @@ pub(crate) struct PluggedIn {
     pub(crate) device: String,
 }
 
+impl PluggedIn {
+    /// A disk of a machine that is not built yet.
+    pub(crate) fn new(disk: MachineDisk) -> Self {
+        let device = String::new();
+        Self { disk, device }
+    }
+}
+
 /// Texts of a machine's firmware tables (SMBIOS types 1 and 3); `None` leaves the default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -456,21 +464,21 @@ impl MachinePlan {
         Ok(device)
     }
 
-    /// Returns the serial numbers of the disks that the guest may write.
-    pub(crate) fn written_serials(&self) -> Vec<String> {
-        let written = self.disks.iter().filter(|disk| match disk.contents {
-            DiskContents::Raw { is_read_only, .. } => !is_read_only,
-            DiskContents::Part { .. } | DiskContents::Overlay { .. } => true,
-        });
-        written.map(|disk| disk.serial.clone()).collect()
-    }
-
-    /// Returns the files of the disks that the guest may write.
-    pub(crate) fn written_files(&self) -> Vec<&File> {
-        let written = self.disks.iter().filter_map(|disk| match &disk.contents {
-            DiskContents::Raw { file, is_read_only } => (!is_read_only).then_some(file),
-            DiskContents::Part { file, .. } => Some(file),
-            DiskContents::Overlay { overlay, .. } => Some(overlay),
+    /// Returns the disks that the guest may write, by their serial numbers, and the file of each
+    /// that has what it wrote. Those that were plugged in come last.
+    ///
+    /// # Errors
+    /// [`MachineError::Duplicate`].
+    pub(crate) fn written(&self) -> Result<Vec<(String, File)>, MachineError> {
+        let plugged = self.plugged();
+        let all = self.disks.iter().chain(plugged.iter().map(|one| &one.disk));
+        let written = all.filter_map(|disk| {
+            let file = match &disk.contents {
+                DiskContents::Raw { file, is_read_only } => (!is_read_only).then_some(file),
+                DiskContents::Part { file, .. } => Some(file),
+                DiskContents::Overlay { overlay, .. } => Some(overlay),
+            };
+            file.map(|file| Ok((disk.serial.clone(), again(file)?)))
         });
         written.collect()
     }

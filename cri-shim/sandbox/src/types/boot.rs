@@ -44,6 +44,9 @@ pub struct BootMachine {
     pub grown: u64,
     /// Disks, the first of which is `/dev/vda`; at most [`MAX_DISKS`](Self::MAX_DISKS).
     pub disks: Vec<MachineDisk>,
+    /// Disks behind them that can be unplugged, as if they had been plugged in. For a saved machine
+    /// they are those that it was saved with, in that order.
+    pub plugged: Vec<MachineDisk>,
     /// Directories that the guest mounts by their tags, of the directory that the sandbox was
     /// launched with ([`LaunchConfig::shared_dir`](crate::LaunchConfig::shared_dir)); at most
     /// [`MAX_SHARES`](Self::MAX_SHARES). A machine with shares is not saved and does not move.
@@ -79,6 +82,9 @@ impl BootMachine {
     /// Most disks of a machine.
     pub const MAX_DISKS: usize = 20;
 
+    /// Most disks with those that are plugged in: more fit on no bus.
+    pub const MOST_DISKS: usize = 31;
+
     /// Most shared directories of a machine.
     pub const MAX_SHARES: usize = 8;
 
@@ -103,6 +109,7 @@ impl BootMachine {
             growth: 0,
             grown: 0,
             disks: Vec::new(),
+            plugged: Vec::new(),
             shares: Vec::new(),
             dhcp: Vec::new(),
             loader_limit: None,

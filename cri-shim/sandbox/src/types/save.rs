@@ -15,8 +15,11 @@ pub struct SaveMachine {
     /// The memory.
     pub memory: File,
     /// For each disk that the guest may write, in their order, the file for a copy of its own file;
-    /// or none, and no disk is copied.
+    /// or none, and no disk is copied. Those that were plugged in follow the others.
     pub disks: Vec<OwnedFd>,
+    /// The serial numbers of the disks that were plugged in, in the order in which they were:
+    /// whoever continues the machine gives the same ones. A machine with others is not saved.
+    pub plugged: Vec<String>,
     /// What becomes of the machine.
     pub then: AfterSave,
 }

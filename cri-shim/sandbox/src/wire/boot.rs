@@ -14,7 +14,7 @@ use crate::machine::{
 use crate::types::{BootEvent, BootMachine, IncomingMachine};
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
-/// disks (of an overlay first the image), the sockets of DHCP servers, kernel and initramfs of a
+/// disks (of an overlay first the image) and of those that can be unplugged, the sockets of DHCP servers, kernel and initramfs of a
 /// kept kernel, state and memory of a saved machine, and the log if there is one.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct BootHeader {
@@ -36,6 +36,9 @@ pub(crate) struct BootHeader {
     pub(crate) grown: u64,
     pub(crate) has_initramfs: bool,
     pub(crate) disks: Vec<DiskHeader>,
+    /// Disks that can be unplugged.
+    #[serde(default)]
+    pub(crate) plugged: Vec<DiskHeader>,
     #[serde(default)]
     pub(crate) shares: Vec<MachineShare>,
     /// What DHCP servers give.
@@ -89,46 +92,79 @@ pub(crate) enum ContentsHeader {
     Qcow2,
 }
 
+impl DiskHeader {
+    /// Takes a disk apart into the header and its files.
+    fn new(disk: MachineDisk, fds: &mut Vec<OwnedFd>) -> Self {
+        let contents = match disk.contents {
+            DiskContents::Raw { file, is_read_only } => {
+                fds.push(file.into());
+                ContentsHeader::Raw { is_read_only }
+            }
+            DiskContents::Part { file, first } => {
+                fds.push(file.into());
+                ContentsHeader::Part { first }
+            }
+            DiskContents::Overlay {
+                base,
+                overlay,
+                format,
+            } => {
+                fds.extend([base.into(), overlay.into()]);
+                match format {
+                    OverlayFormat::Reflink => ContentsHeader::Reflink,
+                    _ => ContentsHeader::Qcow2,
+                }
+            }
+        };
+        Self {
+            serial: disk.serial,
+            contents,
+            moves: disk.moves,
+        }
+    }
+
+    /// Puts a disk together from the header and its files, which `next` returns in order.
+    fn with_files<E>(self, mut next: impl FnMut() -> Result<OwnedFd, E>) -> Result<MachineDisk, E> {
+        let mut file = || next().map(File::from);
+        let mut overlay = |format| {
+            Ok(DiskContents::Overlay {
+                base: file()?,
+                overlay: file()?,
+                format,
+            })
+        };
+        let contents = match self.contents {
+            ContentsHeader::Reflink => overlay(OverlayFormat::Reflink)?,
+            ContentsHeader::Qcow2 => overlay(OverlayFormat::Qcow2)?,
+            ContentsHeader::Raw { is_read_only } => DiskContents::Raw {
+                file: file()?,
+                is_read_only,
+            },
+            ContentsHeader::Part { first } => DiskContents::Part {
+                file: file()?,
+                first,
+            },
+        };
+        Ok(MachineDisk {
+            contents,
+            serial: self.serial,
+            moves: self.moves,
+        })
+    }
+}
+
 impl BootHeader {
     /// Takes a configuration apart into the header and its files.
     pub(crate) fn new(boot: BootMachine) -> (Self, Vec<OwnedFd>) {
         let mut fds = vec![boot.kernel.into()];
         let has_initramfs = boot.initramfs.is_some();
         fds.extend(boot.initramfs.map(OwnedFd::from));
-        let mut disks = Vec::new();
-        for disk in boot.disks {
-            let MachineDisk {
-                contents,
-                serial,
-                moves,
-            } = disk;
-            let contents = match contents {
-                DiskContents::Raw { file, is_read_only } => {
-                    fds.push(file.into());
-                    ContentsHeader::Raw { is_read_only }
-                }
-                DiskContents::Part { file, first } => {
-                    fds.push(file.into());
-                    ContentsHeader::Part { first }
-                }
-                DiskContents::Overlay {
-                    base,
-                    overlay,
-                    format,
-                } => {
-                    fds.extend([base.into(), overlay.into()]);
-                    match format {
-                        OverlayFormat::Reflink => ContentsHeader::Reflink,
-                        _ => ContentsHeader::Qcow2,
-                    }
-                }
-            };
-            disks.push(DiskHeader {
-                serial,
-                contents,
-                moves,
-            });
-        }
+        let mut taken_apart = |disks: Vec<MachineDisk>| -> Vec<DiskHeader> {
+            let disks = disks.into_iter();
+            disks.map(|disk| DiskHeader::new(disk, &mut fds)).collect()
+        };
+        let disks = taken_apart(boot.disks);
+        let plugged = taken_apart(boot.plugged);
         let mut dhcp = Vec::new();
         for DhcpServer { socket, config } in boot.dhcp {
             dhcp.push(config);
@@ -163,6 +199,7 @@ impl BootHeader {
             grown: boot.grown,
             has_initramfs,
             disks,
+            plugged,
             shares: boot.shares,
             dhcp,
             loader_limit: boot.loader_limit,
@@ -187,48 +224,12 @@ impl BootHeader {
     ) -> Result<BootMachine, E> {
         let kernel = next()?.into();
         let initramfs = self.has_initramfs.then(&mut next).transpose()?;
-        let mut disks = Vec::new();
-        for disk in self.disks {
-            let DiskHeader {
-                serial,
-                contents,
-                moves,
-            } = disk;
-            let format = match contents {
-                ContentsHeader::Raw { is_read_only } => {
-                    let file = File::from(next()?);
-                    let contents = DiskContents::Raw { file, is_read_only };
-                    disks.push(MachineDisk {
-                        contents,
-                        serial,
-                        moves,
-                    });
-                    continue;
-                }
-                ContentsHeader::Part { first } => {
-                    let file = File::from(next()?);
-                    let contents = DiskContents::Part { file, first };
-                    disks.push(MachineDisk {
-                        contents,
-                        serial,
-                        moves,
-                    });
-                    continue;
-                }
-                ContentsHeader::Reflink => OverlayFormat::Reflink,
-                ContentsHeader::Qcow2 => OverlayFormat::Qcow2,
-            };
-            let contents = DiskContents::Overlay {
-                base: File::from(next()?),
-                overlay: File::from(next()?),
-                format,
-            };
-            disks.push(MachineDisk {
-                contents,
-                serial,
-                moves,
-            });
-        }
+        let mut put_together = |disks: Vec<DiskHeader>| -> Result<Vec<MachineDisk>, E> {
+            let disks = disks.into_iter();
+            disks.map(|disk| disk.with_files(&mut next)).collect()
+        };
+        let disks = put_together(self.disks)?;
+        let plugged = put_together(self.plugged)?;
         let mut dhcp = Vec::new();
         for config in self.dhcp {
             let socket = next()?;
@@ -269,6 +270,7 @@ impl BootHeader {
             growth: self.growth,
             grown: self.grown,
             disks,
+            plugged,
             shares: self.shares,
             dhcp,
             loader_limit: self.loader_limit,

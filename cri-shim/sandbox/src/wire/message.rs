@@ -196,10 +196,12 @@ pub(crate) enum Call {
         is_reset: bool,
     },
     /// With the files for the state, the memory, and copies of `disks` disks: saves a guest with an
-    /// operating system of its own. Answered when all is written.
+    /// operating system of its own that has just these plugged disks. Answered when all is written.
     SaveMachine {
         id: String,
         disks: usize,
+        #[serde(default)]
+        plugged: Vec<String>,
         then: AfterSave,
     },
     /// Makes a disk of a guest with an operating system of its own larger.

@@ -44,7 +44,7 @@ pub(super) use network::{Attached, NetworkArgs};
 pub(super) use network_mode::NetworkMode;
 #[cfg(test)]
 pub(super) use record::sample as sample_record;
-pub(super) use record::{Entry, Record, VmRecord, Volume};
+pub(super) use record::{AttachedDisk, Entry, Record, VmRecord, Volume};
 pub(super) use restart::RestartArg;
 pub(super) use state::State;
 pub(super) use volumes::parse as parse_volume;

@@ -143,6 +143,23 @@ pub(in crate::cli) struct VmRecord {
     /// The address of its card, if it came from another host with it.
     #[serde(default)]
     pub(in crate::cli) mac: Option<[u8; 6]>,
+    /// Disks besides its own, in the order in which the guest got them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(in crate::cli) attached: Vec<AttachedDisk>,
+}
+
+/// A disk that was attached to a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::cli) struct AttachedDisk {
+    /// The serial number by which the guest finds it.
+    pub(in crate::cli) serial: String,
+    /// The file or device that somebody named; without one, it is podvisor's in the VM's directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::cli) path: Option<PathBuf>,
+    /// The guest may only read it.
+    #[serde(default)]
+    pub(in crate::cli) is_read_only: bool,
 }
 
 impl Record {

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use podvisor_images::Disk;
 use tracing::{debug, warn};
 
-use super::{disk, seed, volumes};
+use super::{attached, disk, seed, volumes};
 use crate::blocking::apart;
 use crate::cli::container::events::Events;
 use crate::cli::container::volumes::share_users;
@@ -100,6 +100,12 @@ pub(super) async fn boot(
     mut before: Vec<BootEvent>,
 ) -> anyhow::Result<SandboxClient> {
     let record = &entry.record;
+    let plugged = attached::open_all(&entry.dir, record)?;
+    if let Beginning::Saved(saved) = &beginning {
+        // A copy has its own ones from where its memory comes.
+        let includes_own = beginning.is_same();
+        attached::must_be_unchanged(&entry.dir, record, &saved.state, includes_own)?;
+    }
     let mut attached = network.attach(entry).await?;
     if record.network == NetworkMode::Nat {
         // Nobody but the guest and its gateway sees it.
@@ -170,6 +176,7 @@ pub(super) async fn boot(
     boot.memory = record.memory;
     (boot.growth, boot.grown) = (own.growth, own.grown);
     boot.disks = disks;
+    boot.plugged = plugged;
     boot.dhcp = dhcp;
     boot.shares = volumes::mount(&client, &entry.shared(), record)?;
     boot.log = Some(entry.open_log()?.into());

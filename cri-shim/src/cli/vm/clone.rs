@@ -16,9 +16,9 @@ use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use super::boot::{Beginning, Loader, boot};
-use super::disk;
 use super::run::{claimed, discard, free_port};
 use super::snapshot::VmSnapshot;
+use super::{attached, disk};
 use crate::cli::Globals;
 use crate::cli::container::events::{self, event};
 use crate::cli::container::{Containers, Entry, NetworkArgs, NetworkMode, Record, state, sweep};
@@ -133,6 +133,7 @@ impl Cloning<'_> {
         events::note(&entry.dir, &event(&entry.record, EventAction::Create));
         let booted = async {
             disk::clone(&self.origin.dir, &self.snapshot.dir, &entry.dir)?;
+            attached::clone(&entry.record, &self.snapshot.dir, &entry.dir)?;
             let network = NetworkArgs::default();
             boot(
                 &entry,

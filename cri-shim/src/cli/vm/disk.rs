@@ -87,7 +87,7 @@ pub(super) fn clone(origin: &Path, snapshot: &Path, dir: &Path) -> anyhow::Resul
 }
 
 /// Copies a file of a disk, by shared blocks where the file system has them.
-fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+pub(super) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     let copied = || -> io::Result<()> {
         let (mut from, mut to) = (File::open(from)?, open(to, true)?);
         if ioctl_ficlone(&to, &from).is_err() {
@@ -119,20 +119,43 @@ pub(super) fn grow(dir: &Path, size: u64) -> anyhow::Result<()> {
     grow().with_context(|| format!("failed to grow the VM's disk {}", path.display()))
 }
 
-/// A VM's disk that was replaced, and can be had back.
-#[derive(Debug)]
+/// Disks of a VM that were replaced, and can be had back.
+#[derive(Debug, Default)]
 #[must_use]
-pub(super) struct Swapped {
+pub(super) struct Swapped(Vec<SwappedFile>);
+
+#[derive(Debug)]
+struct SwappedFile {
     own: PathBuf,
     before: PathBuf,
 }
 
-/// Replaces the disk of a VM that is off by a copy of a snapshot's. It has a whole disk at any
-/// time.
-pub(super) fn swap(dir: &Path, snapshot: &Path) -> anyhow::Result<Swapped> {
+/// Replaces the disk of a VM that is off, and the other disks with these names, by copies of a
+/// snapshot's. Each is whole at any time; who is killed in between swaps all of them again.
+pub(super) fn swap(dir: &Path, snapshot: &Path, others: Vec<PathBuf>) -> anyhow::Result<Swapped> {
     let (disk, _) = find(snapshot);
-    let own = dir.join(disk.file_name().unwrap_or_default());
-    let (new, before) = (dir.join("disk.new"), dir.join("disk.before"));
+    let disk = disk.file_name().map(PathBuf::from).unwrap_or_default();
+    let mut swapped = Swapped::default();
+    for name in std::iter::once(disk).chain(others) {
+        match swap_file(dir, snapshot, &name) {
+            Ok(file) => swapped.0.push(file),
+            Err(error) => {
+                swapped.undo()?;
+                return Err(error);
+            }
+        }
+    }
+    Ok(swapped)
+}
+
+fn swap_file(dir: &Path, snapshot: &Path, name: &Path) -> anyhow::Result<SwappedFile> {
+    let own = dir.join(name);
+    let beside = |ending: &str| {
+        let mut path = own.clone().into_os_string();
+        path.push(ending);
+        PathBuf::from(path)
+    };
+    let (new, before) = (beside(".new"), beside(".before"));
     for left in [&new, &before] {
         match fs::remove_file(left) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -141,30 +164,36 @@ pub(super) fn swap(dir: &Path, snapshot: &Path) -> anyhow::Result<Swapped> {
             _ => {}
         }
     }
-    copy(&disk, &new)?;
+    copy(&snapshot.join(name), &new)?;
     let replaced = fs::hard_link(&own, &before).and_then(|()| fs::rename(&new, &own));
     let replaced = replaced.and_then(|()| sync(dir));
     replaced.with_context(|| format!("cannot replace the VM's disk {}", own.display()))?;
-    Ok(Swapped { own, before })
+    Ok(SwappedFile { own, before })
 }
 
 impl Swapped {
-    /// Forgets the disk from before.
+    /// Forgets the disks from before.
     pub(super) fn keep(self) -> anyhow::Result<()> {
-        let removed = fs::remove_file(&self.before);
-        removed.with_context(|| format!("cannot remove {}", self.before.display()))
+        for SwappedFile { before, .. } in self.0 {
+            let removed = fs::remove_file(&before);
+            removed.with_context(|| format!("cannot remove {}", before.display()))?;
+        }
+        Ok(())
     }
 
-    /// Takes back the disk from before.
+    /// Takes back the disks from before.
     pub(super) fn undo(self) -> anyhow::Result<()> {
-        let taken = fs::rename(&self.before, &self.own);
-        taken.with_context(|| {
-            format!(
-                "cannot rename {} to {}, which is the VM's disk",
-                self.before.display(),
-                self.own.display()
-            )
-        })
+        for SwappedFile { own, before } in self.0 {
+            let taken = fs::rename(&before, &own);
+            taken.with_context(|| {
+                format!(
+                    "cannot rename {} to {}, which is the VM's disk",
+                    before.display(),
+                    own.display()
+                )
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -325,14 +354,27 @@ mod tests {
         io::Write::write_all(&mut file, b"then").unwrap();
         let own = || fs::read_to_string(vm.join(QCOW2)).unwrap();
         // What somebody was killed over is in nobody's way.
-        fs::write(vm.join("disk.before"), "old").unwrap();
-        let swapped = swap(&vm, &snapshot).unwrap();
+        fs::write(vm.join("disk.qcow2.before"), "old").unwrap();
+        let swapped = swap(&vm, &snapshot, Vec::new()).unwrap();
         assert_eq!(own(), "then");
         swapped.undo().unwrap();
         assert_eq!(own(), "now");
-        swap(&vm, &snapshot).unwrap().keep().unwrap();
+        swap(&vm, &snapshot, Vec::new()).unwrap().keep().unwrap();
         assert_eq!(own(), "then");
         assert_eq!(fs::read_dir(&vm).unwrap().count(), 2);
+        // With another disk, and nothing is replaced if that one is missing.
+        let (data, other) = (PathBuf::from("data"), || {
+            fs::read_to_string(vm.join("data")).unwrap()
+        });
+        fs::write(vm.join(QCOW2), "now").unwrap();
+        fs::write(vm.join("data"), "data now").unwrap();
+        swap(&vm, &snapshot, vec![data.clone()]).unwrap_err();
+        assert_eq!((own(), other()), ("now".into(), "data now".into()));
+        fs::write(snapshot.join("data"), "data then").unwrap();
+        let all = swap(&vm, &snapshot, vec![data]).unwrap();
+        assert_eq!((own(), other()), ("then".into(), "data then".into()));
+        all.undo().unwrap();
+        assert_eq!((own(), other()), ("now".into(), "data now".into()));
         clone(&vm, &snapshot, &clone_dir).unwrap();
         let read = |name: &str| fs::read_to_string(clone_dir.join(name)).unwrap();
         assert_eq!((read(BASE), read(QCOW2)), ("image".into(), "then".into()));

@@ -5,6 +5,7 @@ use anyhow::ensure;
 
 use super::run::claimed;
 use super::saved::{SavedFiles, not_saved};
+use super::{attached, resize};
 use crate::cli::Globals;
 use crate::cli::container::events::{self, event};
 use crate::cli::container::lifecycle::{NamesArgs, each_name};
@@ -29,12 +30,15 @@ async fn hibernate(client: &SandboxClient, entry: &Entry) -> anyhow::Result<()> 
         record.name
     );
     check_network(entry)?;
+    resize::complete(client, record).await?;
+    attached::plug_all(client, &entry.dir, record).await?;
     let files = SavedFiles::hibernated(&entry.dir);
     let (state, memory) = files.create()?;
     let save = SaveMachine {
         state,
         memory,
         disks: Vec::new(),
+        plugged: attached::serials(record),
         then: AfterSave::End,
     };
     let saved = client.save_machine(&record.id, save).await;

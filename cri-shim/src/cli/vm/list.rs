@@ -8,11 +8,11 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::saved::SavedFiles;
-use super::volumes;
+use super::{attached, volumes};
 use crate::boot;
 use crate::cli::container::ports::line;
 use crate::cli::container::state::states;
-use crate::cli::container::{Entry, Record, State, network, port, ps, sweep};
+use crate::cli::container::{AttachedDisk, Entry, Record, State, network, port, ps, sweep};
 use crate::cli::format::{ago, rfc3339};
 use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals, JsonArgs};
@@ -199,6 +199,7 @@ fn view(entry: &Entry, state: Option<&State>) -> Value {
         "Cpus": record.cpus,
         "Memory": record.memory,
         "DiskSize": vm.map(|vm| vm.disk_size),
+        "AttachedDisks": attached_to(entry),
         "Volumes": volumes_of(record),
         "NetworkMode": record.network,
         "Addresses": addresses(entry, state),
@@ -208,6 +209,18 @@ fn view(entry: &Entry, state: Option<&State>) -> Value {
         "Directory": entry.dir,
         "LogPath": entry.log(),
     })
+}
+
+/// Returns the disks of a VM besides its own.
+fn attached_to(entry: &Entry) -> Vec<Value> {
+    let view = |one: &AttachedDisk| {
+        json!({
+            "Serial": one.serial,
+            "Path": one.path(&entry.dir),
+            "ReadOnly": one.is_read_only,
+        })
+    };
+    attached::of(&entry.record).iter().map(view).collect()
 }
 
 /// Returns the directories that a VM shares with this host.

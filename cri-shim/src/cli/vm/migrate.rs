@@ -19,11 +19,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 use super::boot::own_mac;
-use super::disk;
 use super::hibernate::check_network;
 use super::run::claimed;
 use super::snapshot::VmSnapshot;
 use super::transfer::{self, Offer};
+use super::{attached, disk};
 use crate::cli::container::{Entry, VmRecord, clear, state, sweep};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, notice, size, terminal};
@@ -263,6 +263,14 @@ fn offer_of(entry: &Entry, args: &MigrateArgs) -> anyhow::Result<Offer> {
         "VM {} shares directories with this host, which another one does not have",
         record.name
     );
+    if let Some(one) = attached::of(&record).first() {
+        bail!(
+            "VM {name} has the attached disk {serial}, which another host does not have: `podvisor \
+             vm detach-disk {name} {serial}` first",
+            name = record.name,
+            serial = one.serial
+        );
+    }
     ensure!(
         VmSnapshot::all(entry)?.is_empty(),
         "VM {} has snapshots, which do not move with it: remove them first by `podvisor vm \

@@ -25,11 +25,14 @@
 //! | `list` | `vm ps` and `vm inspect` |
 //! | `timings` | `vm timings`, and `--timings`: the phases of a boot |
 //! | `resize` | `vm resize` |
+//! | `attach`, `attached` | `vm attach-disk` and `vm detach-disk`, and the disks |
 //! | `reboot` | `vm reboot` |
 //! | `ssh` | `vm ssh` |
 //! | `volumes` | directories that it shares with this host |
 
 mod args;
+mod attach;
+mod attached;
 mod boot;
 mod clone;
 mod commit;
@@ -89,9 +92,13 @@ enum VmCommand {
     Migrate(migrate::MigrateArgs),
     /// Take a virtual machine that another host moves here
     Receive(receive::ReceiveArgs),
-    /// Make the disks of virtual machines larger, or change the CPUs and memory of those that are
-    /// off
+    /// Change CPUs and memory of virtual machines, while they run as far as they were made for that,
+    /// and make their disks larger
     Resize(resize::ResizeArgs),
+    /// Give a virtual machine another disk, also while it runs; prints its serial number
+    AttachDisk(attach::AttachArgs),
+    /// Take an attached disk from a virtual machine
+    DetachDisk(attach::DetachArgs),
     /// Remove snapshots of a virtual machine
     RmSnapshot(snapshot::RmArgs),
     /// Connect to the console of a virtual machine
@@ -159,6 +166,8 @@ pub(super) fn run(globals: &Globals, args: &VmArgs) -> anyhow::Result<u8> {
         VmCommand::Migrate(args) => migrate::run(globals, args),
         VmCommand::Receive(args) => receive::run(globals, args),
         VmCommand::Resize(args) => resize::run(globals, args),
+        VmCommand::AttachDisk(args) => attach::attach(globals, args),
+        VmCommand::DetachDisk(args) => attach::detach(globals, args),
         VmCommand::RmSnapshot(args) => snapshot::rm(globals, args),
         VmCommand::Console(args) => console::run(globals, args),
         VmCommand::Ps(args) => list::list(globals, args),

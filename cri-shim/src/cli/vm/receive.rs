@@ -209,6 +209,12 @@ async fn prepare(
 
 /// Returns the record of a VM that comes, with what this host decides.
 fn record(args: &ReceiveArgs, theirs: Record) -> anyhow::Result<Record> {
+    let attached = theirs.vm.as_ref().is_some_and(|vm| !vm.attached.is_empty());
+    ensure!(
+        theirs.volumes.is_empty() && !attached,
+        "the other host names files of this one: directories that VM {} shares, or attached disks",
+        theirs.name.escape_debug()
+    );
     let now = now();
     let mut record = Record {
         id: random_id().context("cannot make up an id for the VM")?,
@@ -319,7 +325,7 @@ async fn answer(
 
 #[cfg(test)]
 mod tests {
-    use crate::cli::container::{VmRecord, sample_record};
+    use crate::cli::container::{AttachedDisk, VmRecord, sample_record};
 
     use super::*;
 
@@ -349,6 +355,16 @@ mod tests {
         assert_eq!(ours.ports.len(), 1);
         assert_eq!(vm.ssh_port, Some(ours.ports[0].host_port));
         assert_eq!(vm.mac, Some([2; 6]));
+        let mut with_disk = theirs.clone();
+        if let Some(vm) = &mut with_disk.vm {
+            vm.attached.push(AttachedDisk {
+                serial: "disk1".to_owned(),
+                path: Some("/etc/shadow".into()),
+                is_read_only: true,
+            });
+        }
+        let refused = record(&args, with_disk).unwrap_err().to_string();
+        assert!(refused.contains("attached disks"), "{refused}");
         let args = ReceiveArgs {
             name: Some("other".to_owned()),
             no_jail: true,

@@ -351,6 +351,7 @@ fn record(args: &RunArgs, root: &Path) -> anyhow::Result<Record> {
             growth: args.growth(),
             grown: 0,
             mac: None,
+            attached: Vec::new(),
         }),
         id,
     })

@@ -18,7 +18,7 @@ use super::boot::{Beginning, Loader, boot};
 use super::hibernate::check_network;
 use super::run::{claimed, is_off};
 use super::saved::{SavedFiles, not_saved, sync};
-use super::{disk, hibernate};
+use super::{attached, disk, hibernate, resize};
 use crate::cli::container::lifecycle::each_name;
 use crate::cli::container::{Containers, Entry, NetworkArgs, Record, clear, state, sweep};
 use crate::cli::format::{ago, rfc3339};
@@ -138,6 +138,9 @@ impl VmSnapshot {
         name: Option<&str>,
     ) -> anyhow::Result<Self> {
         check_network(entry)?;
+        attached::must_be_copyable(&entry.record)?;
+        resize::complete(client, &entry.record).await?;
+        attached::plug_all(client, &entry.dir, &entry.record).await?;
         let all = entry.dir.join(SNAPSHOTS);
         let named = name.map(|name| all.join(name));
         if let (Some(named), Some(name)) = (&named, name) {
@@ -179,13 +182,15 @@ impl VmSnapshot {
         made.with_context(|| format!("cannot make a directory for {}", dir.display()))?;
         let files = SavedFiles::of(dir.to_owned());
         let (state, memory) = files.create()?;
-        let disk = disk::create_copy(&entry.dir, dir)?;
+        let mut disks = vec![disk::create_copy(&entry.dir, dir)?.into()];
+        disks.extend(attached::create_copies(&entry.record, dir)?);
         let record = serde_json::to_vec_pretty(&entry.record).context("cannot write JSON")?;
         fs::write(dir.join(RECORD), record).context("cannot write the snapshot's record")?;
         let save = SaveMachine {
             state,
             memory,
-            disks: vec![disk.into()],
+            disks,
+            plugged: attached::serials(&entry.record),
             then: AfterSave::GoOn,
         };
         let saved = client.save_machine(&entry.record.id, save).await;
@@ -356,9 +361,17 @@ async fn go_back(entry: &Entry, snapshot: &VmSnapshot, loader: &Loader) -> anyho
             entry.record.name
         );
     }
+    ensure!(
+        attached::of(&then) == attached::of(&entry.record),
+        "the snapshot has the attached disks {:?}, and VM {} has {:?}: attach and detach them so \
+         that they are the same first",
+        attached::serials(&then),
+        entry.record.name,
+        attached::serials(&entry.record)
+    );
     let saved = snapshot.files().open(ContinueAs::Copy)?;
     let begun = vec![BootEvent::now(BootPhase::Begun)];
-    let swapped = disk::swap(&entry.dir, &snapshot.dir)?;
+    let swapped = disk::swap(&entry.dir, &snapshot.dir, attached::own_names(&then))?;
     let network = NetworkArgs::default();
     match boot(entry, loader, &network, Beginning::Saved(saved), begun).await {
         Ok(_) => swapped.keep(),

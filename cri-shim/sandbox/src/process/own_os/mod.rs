@@ -68,7 +68,7 @@ use super::containers::wrong_state;
 use super::end::EndOfMachine;
 use super::entries::{Entries, Entry, not_found};
 use crate::machine::{
-    HostFiles, MachineError, MachineNic, MachinePlan, MachineShare, OpenShare, causes,
+    HostFiles, MachineError, MachineNic, MachinePlan, MachineShare, OpenShare, PluggedIn, causes,
 };
 use boots::Boots;
 use dhcp::DhcpServers;
@@ -221,7 +221,15 @@ impl OwnOs {
                 BootMachine::MAX_DISKS
             )));
         }
-        let serials = boot.disks.iter().map(|disk| &disk.serial);
+        let most = BootMachine::MOST_DISKS;
+        let all = boot.disks.len() + boot.plugged.len();
+        if all > most {
+            return Err(invalid(format!(
+                "{all} disks with those that are plugged in, but a machine has at most {most}"
+            )));
+        }
+        let disks = boot.disks.iter().chain(&boot.plugged);
+        let serials = disks.map(|disk| &disk.serial);
         for (index, serial) in serials.clone().enumerate() {
             if serials.clone().take(index).any(|other| other == serial) {
                 return Err(invalid(format!(
@@ -316,7 +324,7 @@ impl OwnOs {
             disks: boot.disks,
             nics,
             shares: self.open_shares(boot.shares)?,
-            plugged: Mutex::default(),
+            plugged: Mutex::new(boot.plugged.into_iter().map(PluggedIn::new).collect()),
         };
         let life = VmLife {
             loader_limit: boot.loader_limit,

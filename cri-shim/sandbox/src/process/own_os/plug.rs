@@ -12,7 +12,7 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use super::super::super::error::SandboxError;
-use super::super::super::types::{RefusalKind, Unplugged};
+use super::super::super::types::{BootMachine, RefusalKind, Unplugged};
 use super::super::containers::{blocking, wrong_state};
 use super::vm::Vm;
 use super::{OwnOs, invalid};
@@ -23,9 +23,6 @@ const MAX_SERIAL: usize = 20;
 
 /// Longest time that a guest may take to release a disk.
 const MAX_LIMIT: Duration = Duration::from_secs(600);
-
-/// Most disks of a machine that has not come yet: more fit on no bus.
-const MAX_AWAITED: usize = 31;
 
 /// Returns the disk that a request describes.
 pub(super) fn disk(
@@ -97,17 +94,19 @@ impl OwnOs {
 }
 
 impl Vm {
-    /// Refuses to save a machine with disks that were plugged in.
-    pub(super) fn must_have_nothing_plugged_in(&self) -> Result<(), SandboxError> {
+    /// Refuses to save a machine with other plugged disks than those that whoever continues it
+    /// knows of.
+    pub(super) fn must_have_plugged(&self, expected: &[String]) -> Result<(), SandboxError> {
         let plugged = self.plan().plugged();
-        let serials: Vec<&str> = plugged.iter().map(|one| one.disk.serial.as_str()).collect();
-        match serials.is_empty() {
+        let serials = plugged.iter().map(|one| one.disk.serial.as_str());
+        let serials: Vec<&str> = serials.collect();
+        match serials == expected {
             true => Ok(()),
             false => Err(SandboxError::refused(
                 RefusalKind::WrongState,
                 format!(
-                    "disks were plugged into the machine ({}): unplug them before it is saved",
-                    serials.join(", ")
+                    "the disks {serials:?} are plugged into the machine, and it was to be saved \
+                     with {expected:?}: plug in or unplug those that are not in both again"
                 ),
             )),
         }
@@ -131,15 +130,14 @@ impl Vm {
         }
         if self.migrations.is_awaited() {
             // Which disks it has is compared when it comes, under the same lock.
-            if self.plan().disks.len() + plugged.len() >= MAX_AWAITED {
+            if self.plan().disks.len() + plugged.len() >= BootMachine::MOST_DISKS {
                 let error = MachineError::Full;
                 return Err(SandboxError::refused(
                     RefusalKind::ResourceExhausted,
                     causes(&error),
                 ));
             }
-            let device = String::new();
-            plugged.push(PluggedIn { disk, device });
+            plugged.push(PluggedIn::new(disk));
             return Ok(());
         }
         let machine = self.machine()?;

@@ -108,14 +108,20 @@ pub(in super::super) async fn answer(
             let copied = files::copy(&vm, &path, write, fds.next()?).await?;
             return Ok(Answer::Copied(copied));
         }
-        Call::SaveMachine { id, disks, then } => {
+        Call::SaveMachine {
+            id,
+            disks,
+            plugged,
+            then,
+        } => {
             let vm = system.vm_that_runs(&id)?;
             let (state, memory) = (fds.next()?.into(), fds.next()?.into());
-            let disks = (0..disks.min(BootMachine::MAX_DISKS)).map(|_| fds.next());
+            let disks = (0..disks.min(BootMachine::MOST_DISKS)).map(|_| fds.next());
             let save = SaveMachine {
                 state,
                 memory,
                 disks: disks.collect::<Result<_, _>>()?,
+                plugged,
                 then,
             };
             system.save(&vm, save).await?;

@@ -38,8 +38,10 @@ impl OwnOs {
     /// Saves the machine of a container.
     pub(super) async fn save(&self, vm: &Arc<Vm>, save: SaveMachine) -> Result<(), SandboxError> {
         vm.must_share_nothing()?;
-        vm.must_have_nothing_plugged_in()?;
-        let disks = vm.plan().written_files().len();
+        // Nobody pauses, resumes or plugs meanwhile.
+        let _turn = self.pausing.lock().await;
+        vm.must_have_plugged(&save.plugged)?;
+        let disks = vm.plan().written()?.len();
         if !save.disks.is_empty() && save.disks.len() != disks {
             return Err(SandboxError::refused(
                 RefusalKind::InvalidArgument,
@@ -49,8 +51,6 @@ impl OwnOs {
                 ),
             ));
         }
-        // Nobody pauses or resumes it meanwhile.
-        let _turn = self.pausing.lock().await;
         // It may run elsewhere.
         vm.migrations.must_be_over()?;
         let machine = vm.machine()?;
@@ -98,15 +98,11 @@ async fn write(vm: Arc<Vm>, machine: Arc<Machine>, save: SaveMachine) -> Result<
 
 /// Writes a paused machine, its state last.
 fn write_all(plan: &MachinePlan, machine: &Machine, save: &SaveMachine) -> Result<(), SaveError> {
-    let serials = plan.written_serials();
-    for (number, file) in plan.written_files().into_iter().enumerate() {
-        let serial = || serials.get(number).cloned().unwrap_or_default();
+    for (number, (serial, file)) in plan.written()?.into_iter().enumerate() {
         match save.disks.get(number) {
-            Some(copy) => {
-                copy_disk(file, copy).map_err(|error| SaveError::Copy(serial(), error))?
-            }
+            Some(copy) => copy_disk(&file, copy).map_err(|error| SaveError::Copy(serial, error))?,
             // What the guest counts as written must not be lost if the host's power is.
-            None => (file.sync_data()).map_err(|error| SaveError::Sync(serial(), error))?,
+            None => (file.sync_data()).map_err(|error| SaveError::Sync(serial, error))?,
         }
     }
     Ok(machine.snapshot_to(&save.state, &save.memory)?)
