@@ -38,6 +38,13 @@ pub struct Limits {
     pub disk_bytes: u64,
     /// Bytes of a disk that are not zeros.
     pub disk_data_bytes: u64,
+    /// Bytes of a disk image's compressed clusters when decompressed, zeros among them, besides
+    /// `disk_unpacked_ratio` for each byte of its file that was read: several clusters of a disk
+    /// may have the same data, which takes time again for each.
+    pub disk_unpacked_bytes: u64,
+    /// See `disk_unpacked_bytes`. Deflate makes some thousand bytes of one at most, and zstd a few
+    /// thousand of a cluster's zeros.
+    pub disk_unpacked_ratio: u64,
 }
 
 impl Default for Limits {
@@ -58,6 +65,8 @@ impl Default for Limits {
             disk_file_bytes: 256 << 30,
             disk_bytes: 2 << 40,
             disk_data_bytes: 256 << 30,
+            disk_unpacked_bytes: 16 << 30,
+            disk_unpacked_ratio: 4096,
         }
     }
 }

@@ -8,7 +8,7 @@ use super::claims::Claims;
 use super::clusters::{Place, Unpacker, l2_offset, place};
 use super::header::{HEADER, Header};
 use super::plan::{Packed, Plan};
-use crate::disk::job::{ConvertError, Job, fill};
+use crate::disk::job::{ConvertError, Job, at_most, fill};
 use crate::disk::sparse::SparseFile;
 
 /// Kept parts of the file start after the disk at a multiple of this, which is a multiple of every
@@ -62,6 +62,8 @@ struct Conversion<'a> {
     plan: Plan,
     claims: Claims,
     unpacker: Unpacker,
+    /// Bytes of all clusters that were unpacked.
+    unpacked: u64,
     /// The file from `recent_start` to `position`, while it contains compressed data that is not
     /// complete.
     recent: Vec<u8>,
@@ -94,6 +96,7 @@ impl<'a> Conversion<'a> {
         Ok(Self {
             base: header.size.next_multiple_of(TAIL),
             unpacker: Unpacker::new(&header),
+            unpacked: 0,
             header,
             out,
             job,
@@ -364,6 +367,12 @@ impl<'a> Conversion<'a> {
         let broken = Qcow2Error::Compressed {
             offset: packed.start,
         };
+        self.job.check_cancelled()?;
+        self.unpacked = self.unpacked.saturating_add(self.header.cluster());
+        let limits = self.job.limits;
+        let allowed = self.position.saturating_mul(limits.disk_unpacked_ratio);
+        let allowed = allowed.saturating_add(limits.disk_unpacked_bytes);
+        at_most("decompressed clusters", self.unpacked, allowed)?;
         let (cluster, used) = self.unpacker.unpack(data).ok_or(broken)?;
         write_guest(self.out, &self.header, packed.guest, cluster)?;
         Ok(used)

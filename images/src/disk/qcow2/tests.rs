@@ -543,28 +543,55 @@ fn a_dirty_file_and_zero_clusters_are_read() {
     assert!(disk.iter().all(|byte| *byte == 0));
 }
 
-#[test]
-fn one_compressed_cluster_that_stands_for_many_is_bounded_by_the_limits() {
+/// A disk of 512 MiB, all of whose clusters are one compressed cluster of `byte`.
+fn all_the_same(byte: u8) -> Vec<u8> {
     let mut file = small();
-    put(&mut file, 24, 1 << 30);
-    file[39] = 2;
-    let ones = vec![1; 65536];
+    put(&mut file, 24, 512 << 20);
     let mut deflate = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::best());
-    deflate.write_all(&ones).unwrap();
+    deflate.write_all(&[byte; 65536]).unwrap();
     let packed = deflate.finish().unwrap();
     file[192 << 10..][..packed.len()].copy_from_slice(&packed);
     for at in (128 << 10..192 << 10).step_by(8) {
         put(&mut file, at, 1 << 62 | 192 << 10);
     }
+    file
+}
+
+#[test]
+fn one_compressed_cluster_that_stands_for_many_is_bounded_by_the_limits() {
     let limits = Limits {
         disk_data_bytes: 10 << 20,
         ..Limits::default()
     };
-    let error = converted(&file[..], &limits).unwrap_err();
+    let error = converted(&all_the_same(1)[..], &limits).unwrap_err();
     assert!(
         matches!(error, ConvertError::TooLarge { what: "data", .. }),
         "{error:?}"
     );
+}
+
+#[test]
+fn zeros_of_compressed_clusters_count() {
+    let file = all_the_same(0);
+    // The file has 256 KiB.
+    let (_, disk, _) = converted(&file[..], &Limits::default()).unwrap();
+    assert!(disk.iter().all(|byte| *byte == 0));
+    let with = |ratio, bytes| Limits {
+        disk_unpacked_ratio: ratio,
+        disk_unpacked_bytes: bytes,
+        ..Limits::default()
+    };
+    for enough in [with(4096, 0), with(0, 512 << 20)] {
+        converted(&file[..], &enough).unwrap();
+    }
+    for less in [with(512, 0), with(0, (512 << 20) - 1)] {
+        let error = converted(&file[..], &less).unwrap_err();
+        let what = "decompressed clusters";
+        assert!(
+            matches!(error, ConvertError::TooLarge { what: found, .. } if found == what),
+            "{error:?}"
+        );
+    }
 }
 
 proptest! {
