@@ -16,6 +16,7 @@ mod plot;
 mod pull;
 mod qemu;
 mod restore;
+mod spread;
 mod start;
 mod vm;
 

@@ -5,7 +5,7 @@
 
 use std::fmt::{self, Display, Write as _};
 
-use crate::output::Spread;
+use crate::spread::Spread;
 
 /// Several panels below a title.
 #[derive(Debug)]

@@ -5,8 +5,9 @@ use std::fmt;
 use serde::Serialize;
 
 use super::run::{Costs, Reads};
-use crate::output::{self, Criterion, Spread};
+use crate::output::{self, Criterion};
 use crate::plot::{Bar, Better, Panel, Plot};
+use crate::spread::Spread;
 
 /// MiB of each sequential read (`benches/guest/blk.c`).
 const PIECE: f64 = 1.0;

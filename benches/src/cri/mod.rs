@@ -16,8 +16,9 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use crate::boot::Stage;
-use crate::output::{self, Criterion, ms, percentile};
+use crate::output::{self, Criterion, ms};
 use crate::pull::Registry;
+use crate::spread::percentile;
 use memory::PodMemory;
 use pod::{Client, Pod};
 use runtime::{Kind, Runtime};

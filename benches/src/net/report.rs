@@ -6,8 +6,9 @@ use serde::Serialize;
 
 use super::run::{Cost, Costs};
 use super::{SIZE, Size};
-use crate::output::{self, Spread};
+use crate::output;
 use crate::plot::{Bar, Better, Panel, Plot};
+use crate::spread::Spread;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {

@@ -15,7 +15,8 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use crate::boot::Stage;
-use crate::output::{self, Criterion, ms, percentile};
+use crate::output::{self, Criterion, ms};
+use crate::spread::percentile;
 pub(crate) use podvisor::wait_for_templates;
 use podvisor::{Boot, Idle, Podvisor};
 use runc::Runc;
