@@ -1,5 +1,6 @@
 //! DHCP (RFC 2131) for a client whose one lease never changes.
 
+mod code;
 mod options;
 mod request;
 
@@ -8,7 +9,7 @@ use std::net::Ipv4Addr;
 use crate::config::{Config, Ipv4Lease, MacAddress};
 use crate::frame;
 use crate::refusal::Refusal;
-use options::{Options, code};
+use options::Options;
 use request::{Kind, Request};
 
 /// Seconds of a lease. It is no promise to anybody else: the address is the guest's for ever.

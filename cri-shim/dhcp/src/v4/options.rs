@@ -2,38 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use super::code;
 use super::request::{Kind, Request};
 use super::{LEASE_TIME, REBINDING_TIME, RENEWAL_TIME};
 use crate::config::{Config, Ipv4Lease, Ipv4Route};
 use crate::names;
-
-/// Numbers of options.
-pub(super) mod code {
-    pub(in super::super) const PAD: u8 = 0;
-    pub(in super::super) const MASK: u8 = 1;
-    pub(in super::super) const ROUTER: u8 = 3;
-    pub(in super::super) const NAME_SERVER: u8 = 6;
-    pub(in super::super) const HOST_NAME: u8 = 12;
-    pub(in super::super) const DOMAIN: u8 = 15;
-    pub(in super::super) const MTU: u8 = 26;
-    pub(in super::super) const REQUESTED_ADDRESS: u8 = 50;
-    pub(in super::super) const LEASE_TIME: u8 = 51;
-    pub(in super::super) const OVERLOAD: u8 = 52;
-    pub(in super::super) const MESSAGE_TYPE: u8 = 53;
-    pub(in super::super) const SERVER: u8 = 54;
-    pub(in super::super) const PARAMETERS: u8 = 55;
-    pub(in super::super) const MESSAGE: u8 = 56;
-    pub(in super::super) const MAX_SIZE: u8 = 57;
-    pub(in super::super) const RENEWAL_TIME: u8 = 58;
-    pub(in super::super) const REBINDING_TIME: u8 = 59;
-    pub(in super::super) const CLIENT_ID: u8 = 61;
-    pub(in super::super) const MACHINE_ID: u8 = 97;
-    pub(in super::super) const SEARCH: u8 = 119;
-    pub(in super::super) const ROUTES: u8 = 121;
-    /// The number that Windows had for routes before they had an RFC.
-    pub(in super::super) const ROUTES_MICROSOFT: u8 = 249;
-    pub(in super::super) const END: u8 = 255;
-}
 
 /// What a client gets that does not say what it wants.
 const UNASKED: [u8; 6] = [

@@ -2,8 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use super::MAGIC;
-use super::options::code;
+use super::{MAGIC, code};
 use crate::config::MacAddress;
 use crate::read::Reader;
 use crate::refusal::Refusal;
