@@ -6,8 +6,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::guest::TRIPLE;
 use crate::{paths, process};
+
+/// What is built for: this machine, named, so that flags for it do not apply to build scripts.
+pub(crate) const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 /// Returns `cargo SUBCOMMAND --locked`, for [`process::run`].
 pub(crate) fn cargo(subcommand: &str) -> Command {

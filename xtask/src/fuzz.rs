@@ -96,7 +96,7 @@ fn build() -> Result<PathBuf> {
             "--bins",
         ])
         // With a target given, build scripts and macros are built without the flags.
-        .args(["--target", crate::guest::TRIPLE, "--target-dir"])
+        .args(["--target", crate::cargo::TRIPLE, "--target-dir"])
         .arg(&target)
         .env("RUSTFLAGS", FLAGS)
         // The sanitizer comes with rustup's compilers, but its flag is not a stable one.
@@ -106,7 +106,7 @@ fn build() -> Result<PathBuf> {
         .stdout(std::io::stderr());
     process::run(&mut command)?;
     step.done();
-    Ok(target.join(crate::guest::TRIPLE).join("release"))
+    Ok(target.join(crate::cargo::TRIPLE).join("release"))
 }
 
 /// Tries earlier findings, then libFuzzer's inputs; returns false after a fault.

@@ -10,8 +10,6 @@ use anyhow::{Context, Result};
 use crate::report::Step;
 use crate::{cargo, kernel, paths, process, setup};
 
-pub(crate) const TRIPLE: &str = "x86_64-unknown-linux-gnu";
-
 pub(crate) fn command() -> Result<()> {
     for path in ensure()?.into_iter().chain(ensure_loader()?) {
         println!("{}", paths::display(&path));
@@ -69,14 +67,14 @@ fn program(package: &str, archive: &str, what: &'static str) -> Result<PathBuf> 
                 "--package",
                 package,
             ])
-            .args(["--target", TRIPLE, "--target-dir"])
+            .args(["--target", cargo::TRIPLE, "--target-dir"])
             .arg(&target)
             .current_dir(paths::root())
             .env("RUSTFLAGS", FLAGS.join(" "))
             .stdin(Stdio::null())
             .stdout(std::io::stderr()),
     )?;
-    let built = target.join(TRIPLE).join("guest").join(package);
+    let built = target.join(cargo::TRIPLE).join("guest").join(package);
     let init = fs::read(&built).with_context(|| format!("{} is missing", built.display()))?;
     let mut cpio = podvisor_cpio::Writer::new(Vec::new());
     cpio.directory("dev")?;

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::guest::TRIPLE;
+use crate::cargo::TRIPLE;
 use crate::{cargo, process};
 
 /// Prefixes of the names of licence files.
