@@ -2,10 +2,11 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use podvisor_cri_messages::Device;
+use podvisor_cri_messages::{CdiDevice, Device};
+use serde_json::json;
 use tonic::Code;
 
 use crate::fixture::RUNTIME;
@@ -102,6 +103,46 @@ fn guest_a_block_device_of_the_node_is_a_containers() {
     }
     without.stop(0);
     without.remove();
+}
+
+/// Where drivers put the definitions of their devices, for every runtime.
+const CDI: &str = "/var/run/cdi";
+
+#[test]
+fn guest_a_block_device_that_a_driver_defines_is_a_containers() {
+    let disk = Loop::new();
+    let document = json!({
+        "cdiVersion": "0.6.0",
+        "kind": "podvisor.test/disk",
+        "devices": [{
+            "name": "first",
+            "containerEdits": {
+                "env": ["DISK=/dev/claimed"],
+                "deviceNodes": [{
+                    "path": "/dev/claimed", "hostPath": disk.device, "permissions": "rwm",
+                }],
+            },
+        }],
+    });
+    let definition = Path::new(CDI).join("podvisor-test.json");
+    fs::create_dir_all(CDI).unwrap();
+    fs::write(&definition, document.to_string()).unwrap();
+    let pod = Pod::shared();
+    let container = pod.start("claims", |config| {
+        config.cdi_devices = vec![CdiDevice {
+            name: "podvisor.test/disk=first".to_owned(),
+        }];
+    });
+    fs::remove_file(&definition).unwrap();
+    assert!(container.sh("ls -l /dev/claimed").starts_with('b'));
+    container.sh("echo written | dd of=$DISK conv=fsync");
+    assert_eq!(disk.start(8), "written\n");
+    let without = pod.start("without", |_| {});
+    assert_eq!(without.sh("ls /dev | grep -c claimed || true"), "0\n");
+    for container in [container, without] {
+        container.stop(0);
+        container.remove();
+    }
 }
 
 #[test]
