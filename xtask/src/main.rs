@@ -121,3 +121,15 @@ fn main() -> ExitCode {
         ExitCode::FAILURE
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn the_arguments_of_each_command_are_sound() {
+        Cli::command().debug_assert();
+    }
+}

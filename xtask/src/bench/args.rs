@@ -193,7 +193,7 @@ pub(super) struct Clock {
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct Json {
     /// Write the results as JSON to this file, or to stdout (`-`)
-    #[arg(long = "json", value_name = "FILE")]
+    #[arg(id = "json", long, value_name = "FILE")]
     pub(super) path: Option<PathBuf>,
 }
 
@@ -201,6 +201,6 @@ pub(super) struct Json {
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct Plot {
     /// Draw the medians as SVG in this file
-    #[arg(long = "plot", value_name = "FILE")]
+    #[arg(id = "plot", long, value_name = "FILE")]
     pub(super) path: Option<PathBuf>,
 }
