@@ -18,7 +18,21 @@ pub(crate) fn cargo(subcommand: &str) -> Command {
         .args([subcommand, "--locked"])
         .current_dir(paths::root())
         .stdin(Stdio::null());
+    // What the cargo above has set for this program itself. A build script that runs again when it
+    // changes (ring's) would have half of the tree built anew after each cargo that is run by hand.
+    for (name, _) in std::env::vars_os() {
+        if is_of_this_package(&name.to_string_lossy()) {
+            command.env_remove(name);
+        }
+    }
     command
+}
+
+/// Whether cargo sets a variable of this name to describe the package that it runs.
+fn is_of_this_package(name: &str) -> bool {
+    ["CARGO_PKG_", "CARGO_MANIFEST_"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
 }
 
 /// Returns the cargo that runs this program, or the one on PATH.
@@ -161,6 +175,22 @@ fn test_programs(messages: &str) -> Result<Vec<TestProgram>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cargo_is_not_told_of_the_package_that_calls_it() {
+        // The tests' own cargo has set them.
+        assert!(std::env::var_os("CARGO_PKG_NAME").is_some());
+        let command = cargo("build");
+        let removed: Vec<_> = command
+            .get_envs()
+            .filter(|(_, value)| value.is_none())
+            .map(|(name, _)| name.to_string_lossy().into_owned())
+            .collect();
+        for name in ["CARGO_PKG_NAME", "CARGO_MANIFEST_DIR"] {
+            assert!(removed.iter().any(|removed| removed == name), "{removed:?}");
+        }
+        assert!(!is_of_this_package("CARGO_HOME") && !is_of_this_package("CARGO_TARGET_DIR"));
+    }
 
     #[test]
     fn only_programs_of_tests_are_taken() {
