@@ -462,6 +462,8 @@ fn with_disks(root: &Root) {
     );
     vm(&["detach-disk", "vm1", "disk1"]).printed("disk1\n");
     sh("vm1", "! grep -lx disk1 /sys/block/*/serial");
+    let gone = vm(&["detach-disk", "vm1", "disk1"]);
+    assert!(gone.stderr.contains("no attached disk disk1"), "{gone:?}");
     vm(&["snapshot", "vm1", "data"]).printed("data\n");
     let write = |name: &str, text: &str| {
         sh(

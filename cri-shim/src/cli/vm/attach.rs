@@ -191,22 +191,17 @@ pub(super) fn detach(globals: &Globals, args: &DetachArgs) -> anyhow::Result<u8>
             is_own || !args.delete,
             "the disk {serial} is not podvisor's to remove: detach it without --delete"
         );
-        let is_off = is_off(&entry).await?;
         ensure!(
-            place.is_some() || is_own || !is_off,
+            place.is_some() || is_own,
             "VM {name} has no attached disk {serial}; `podvisor vm inspect {name}` lists them"
         );
-        let before = entry.record.clone();
+        // Before it is forgotten: who is killed in between detaches it again.
+        if !is_off(&entry).await? {
+            let (client, ..) = state::running(&entry).await?;
+            release(&client, &entry, serial).await?;
+        }
         forget(&mut entry, serial);
         entry.store()?;
-        if !is_off {
-            let (client, ..) = state::running(&entry).await?;
-            if let Err(error) = release(&client, &entry, serial).await {
-                entry.record = before;
-                entry.store()?;
-                return Err(error);
-            }
-        }
         if is_own {
             remove_own(&entry, serial)?;
         }
