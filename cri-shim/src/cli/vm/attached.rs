@@ -2,8 +2,9 @@
 //! podvisor has made in the VM's directory.
 //!
 //! The record has them in the order in which the guest got them. It is written before the guest
-//! gets a disk, and before it loses one: a command that is killed in between is completed by the
-//! same command again, and by whatever saves the VM.
+//! gets a disk, and after it has lost one: so it has all that the guest has. A command that is
+//! killed in between is completed by the same command again; whatever saves the VM gives its guest
+//! what the record has.
 
 use std::fs::{self, File};
 use std::io;
