@@ -2,9 +2,9 @@
 //! `upload.cdi.kubevirt.io` with the tokens of uploads (`upload`).
 //!
 //! The API server passes requests on with the user's name in their headers, under a certificate
-//! that only it has (the crate's `front_proxy`). Each request is authorized by a SubjectAccessReview
-//! (`authorize`) and answered by `discovery`, by the room of its object, or by the node that the
-//! VM runs on (`node`).
+//! that only it has (the crate's `front_proxy`). Each request is authorized by a
+//! SubjectAccessReview (`authorize`) and answered by `discovery`, by the room of its object, or by
+//! the node that the VM runs on (`node`).
 
 mod authorize;
 mod discovery;

@@ -1,7 +1,8 @@
 //! One stream between a Unix socket and a port of the guest.
 //!
 //! A connection knows its socket, its phase and its credit. It reports what it would send to the
-//! guest next ([`Connection::next_packet`]) and takes what the guest sends; it does not know queues.
+//! guest next ([`Connection::next_packet`]) and takes what the guest sends; it does not know
+//! queues.
 
 use std::os::fd::OwnedFd;
 

@@ -2,6 +2,7 @@
 
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
@@ -13,7 +14,6 @@ use crate::controller::objects::{
     VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet, VirtualMachineRestore,
     VirtualMachineSnapshot,
 };
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
 /// Changes that wait for a controller. Each is known by its object, so a controller that falls
 /// behind has at most as many as there are objects.

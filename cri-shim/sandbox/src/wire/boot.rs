@@ -14,8 +14,9 @@ use crate::machine::{
 use crate::types::{BootEvent, BootMachine, IncomingMachine};
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
-/// disks (of an overlay first the image) and of those that can be unplugged, the sockets of DHCP servers, kernel and initramfs of a
-/// kept kernel, state and memory of a saved machine, and the log if there is one.
+/// disks (of an overlay first the image) and of those that can be unplugged, the sockets of DHCP
+/// servers, kernel and initramfs of a kept kernel, state and memory of a saved machine, and the log
+/// if there is one.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct BootHeader {
     pub(crate) id: String,

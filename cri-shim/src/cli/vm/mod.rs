@@ -92,8 +92,8 @@ enum VmCommand {
     Migrate(migrate::MigrateArgs),
     /// Take a virtual machine that another host moves here
     Receive(receive::ReceiveArgs),
-    /// Change CPUs and memory of virtual machines, while they run as far as they were made for that,
-    /// and make their disks larger
+    /// Change CPUs and memory of virtual machines, while they run as far as they were made for
+    /// that, and make their disks larger
     Resize(resize::ResizeArgs),
     /// Give a virtual machine another disk, also while it runs; prints its serial number
     AttachDisk(attach::AttachArgs),

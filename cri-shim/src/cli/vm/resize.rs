@@ -100,8 +100,8 @@ pub(super) fn run(globals: &Globals, args: &ResizeArgs) -> anyhow::Result<u8> {
                 entry.store()?;
             }
             if let Some(cpus) = sizes.cpus {
-                // Who is killed from here on leaves a record of CPUs that the machine gets before it
-                // is saved, or from its next start on.
+                // Who is killed from here on leaves a record of CPUs that the machine gets before
+                // it is saved, or from its next start on.
                 let before = std::mem::replace(&mut entry.record.cpus, cpus);
                 entry.store()?;
                 if let Err(error) = client.set_vcpus(cpus).await {

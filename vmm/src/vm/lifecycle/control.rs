@@ -258,8 +258,8 @@ impl Control {
         true
     }
 
-    /// Sets the outcome of a VM that runs on another host: it counts even if somebody has stopped it
-    /// here since it was given away. `true` if the VM had not ended.
+    /// Sets the outcome of a VM that runs on another host: it counts even if somebody has stopped
+    /// it here since it was given away. `true` if the VM had not ended.
     pub(crate) fn end_as_moved(&self) -> bool {
         let moved = Outcome::Exit(VmExit::Moved);
         let is_first = self.end(moved.clone());

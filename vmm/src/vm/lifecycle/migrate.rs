@@ -504,10 +504,10 @@ impl Drop for Pause<'_> {
     }
 }
 
-/// Returns for how long the rest may be sent, of the downtime that is allowed: what the pause itself
-/// takes was seen when the migration began, here, and it is the same again there. A quarter is left
-/// in any case: a host that was busy in that moment is not as busy for ever, and without any time
-/// a guest that writes at all would never be given away.
+/// Returns for how long the rest may be sent, of the downtime that is allowed: what the pause
+/// itself takes was seen when the migration began, here, and it is the same again there. A quarter
+/// is left in any case: a host that was busy in that moment is not as busy for ever, and without
+/// any time a guest that writes at all would never be given away.
 fn time_to_send(downtime: Duration, paused: Duration) -> Duration {
     downtime
         .saturating_sub(paused.saturating_mul(2))

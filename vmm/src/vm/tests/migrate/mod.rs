@@ -35,8 +35,8 @@ fn rounds(count: u32) -> MigrationOptions {
     }
 }
 
-/// As by default, and on a machine of any speed: the guest writes all the time, and on a busy one its
-/// pause alone may take longer than the downtime that is allowed.
+/// As by default, and on a machine of any speed: the guest writes all the time, and on a busy one
+/// its pause alone may take longer than the downtime that is allowed.
 fn for_sure() -> MigrationOptions {
     MigrationOptions {
         max_rounds: 3,
