@@ -9,11 +9,13 @@
 //! | `changes` | whom a change of each kind of object wakes |
 //! | `refs` | the objects that something refers to, or that refer to it |
 //! | `queues` | the queues of the controllers |
+//! | `writers` | which pods may write to claims |
 
 mod changes;
 mod queues;
 mod refs;
 mod streams;
+mod writers;
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -21,6 +23,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::ListParams;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
@@ -47,6 +50,7 @@ pub(super) struct World {
     pub(super) sets: Store<VirtualMachineInstanceReplicaSet>,
     pub(super) migrations: Store<VirtualMachineInstanceMigration>,
     pods: Store<Pod>,
+    writers: Store<Pod>,
     pub(super) claims: Store<PersistentVolumeClaim>,
     budgets: Store<PodDisruptionBudget>,
     nodes: Store<Node>,
@@ -78,6 +82,8 @@ impl World {
             sets: watches.of(all()),
             migrations: watches.of(all()),
             pods: watches.of(all().labels(&of_vms)),
+            // Trimmed, they wake nobody: who waits for them looks again by itself.
+            writers: watches.of_trimmed(writers::trim),
             claims: watches.of(all()),
             budgets: watches.of(all().labels(&launchers)),
             nodes: watches.of_cluster(all()),
@@ -104,6 +110,7 @@ impl World {
         self.sets.wait_until_ready().await.map_err(ended)?;
         self.migrations.wait_until_ready().await.map_err(ended)?;
         self.pods.wait_until_ready().await.map_err(ended)?;
+        self.writers.wait_until_ready().await.map_err(ended)?;
         self.budgets.wait_until_ready().await.map_err(ended)?;
         self.nodes.wait_until_ready().await.map_err(ended)?;
         self.claims.wait_until_ready().await.map_err(ended)?;
@@ -186,6 +193,27 @@ impl World {
     /// Returns a pod.
     pub(super) fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
         self.pods.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns a pod that has not ended and may write to one of these claims. The API server is
+    /// asked only about a namespace that is not watched.
+    pub(super) async fn writer(
+        &self,
+        namespace: &str,
+        claims: &[&str],
+    ) -> kube::Result<Option<String>> {
+        let is_watched = self.namespace.as_deref().is_none_or(|own| own == namespace);
+        if is_watched {
+            let found = self.writers.find(|pod| {
+                pod.metadata.namespace.as_deref() == Some(namespace)
+                    && writers::writes_to(pod, claims)
+            });
+            return Ok(found.and_then(|pod| pod.metadata.name.clone()));
+        }
+        let pods: Api<Pod> = self.api(namespace);
+        let pods = pods.list(&ListParams::default()).await?.items;
+        let found = pods.into_iter().find(|pod| writers::writes_to(pod, claims));
+        Ok(found.and_then(|pod| pod.metadata.name))
     }
 
     /// Returns an importer.

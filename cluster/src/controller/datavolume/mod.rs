@@ -165,12 +165,10 @@ impl SourceFacts {
             }
         };
         let user = if begins && claim.is_some() {
-            let pods: Api<Pod> = context.world.api(namespace);
-            let pods = pods.list(&ListParams::default()).await.map_err(|source| {
+            let writer = context.world.writer(namespace, &[name]).await;
+            writer.map_err(|source| {
                 Error::request("look for users of the source of", volume, source)
-            })?;
-            let user = pods.items.into_iter().find(|pod| writes_to(pod, name));
-            user.and_then(|pod| pod.metadata.name)
+            })?
         } else {
             None
         };
@@ -188,21 +186,6 @@ impl SourceFacts {
             user: self.user.as_deref(),
         }
     }
-}
-
-/// Returns whether a pod that has not ended may write to a claim.
-pub(super) fn writes_to(pod: &Pod, claim: &str) -> bool {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
-    let mut claims = volumes
-        .into_iter()
-        .flatten()
-        .filter_map(|volume| volume.persistent_volume_claim.as_ref());
-    !matches!(phase, Some("Succeeded" | "Failed"))
-        && claims.any(|of| of.claim_name == claim && of.read_only != Some(true))
 }
 
 /// Returns where a running importer is reached.

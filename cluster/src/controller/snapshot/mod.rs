@@ -16,12 +16,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::Api;
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::runtime::controller;
 use serde_json::json;
 
@@ -36,7 +35,7 @@ use super::objects::{
     ContentStatus, SnapshotError, SnapshotPhase, VirtualMachine, VirtualMachineInstance,
     VirtualMachineSnapshot, VirtualMachineSnapshotContent, VmSpec, VolumeSnapshot,
 };
-use super::{Context, datavolume, expectations, patch, vm};
+use super::{Context, expectations, patch, vm};
 
 /// How long after a failure of the guest's agent it is asked again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -125,17 +124,8 @@ async fn user(
         return Ok(None);
     }
     let namespace = snapshot.metadata.namespace.as_deref().unwrap_or_default();
-    let pods: Api<Pod> = context.world.api(namespace);
-    let pods = pods
-        .list(&ListParams::default())
-        .await
-        .map_err(|source| Error::request("look for users of the claims of", vm, source))?;
-    let uses = |pod: &Pod| {
-        let mut claims = claims.iter();
-        claims.any(|claim| datavolume::writes_to(pod, claim))
-    };
-    let user = pods.items.into_iter().find(uses);
-    Ok(user.and_then(|pod| pod.metadata.name))
+    let writer = context.world.writer(namespace, &claims).await;
+    writer.map_err(|source| Error::request("look for users of the claims of", vm, source))
 }
 
 /// One look at a snapshot, and what is done.

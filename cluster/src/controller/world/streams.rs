@@ -5,7 +5,7 @@ use std::future::Future;
 
 use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::BoxStream;
-use futures_util::{FutureExt, StreamExt, TryStreamExt};
+use futures_util::{FutureExt, Stream, StreamExt, TryStreamExt};
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource};
@@ -40,11 +40,19 @@ impl Watches {
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
         K: Change + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     {
-        let api = match &self.namespace {
-            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-            None => Api::all(self.client.clone()),
-        };
-        self.store(api, config)
+        let api = self.api();
+        self.store(kube::runtime::watcher(api, config))
+    }
+
+    /// Like [`Self::of`], of all objects of the kind; each is trimmed before it is kept, and a
+    /// change of one wakes whom it wakes trimmed.
+    pub(super) fn of_trimmed<K>(&mut self, trim: fn(&mut K)) -> Store<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+        K: Change + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    {
+        let changes = kube::runtime::watcher(self.api(), watcher::Config::default());
+        self.store(changes.modify(trim))
     }
 
     /// Returns a store of objects that are in no namespace.
@@ -54,10 +62,23 @@ impl Watches {
         K: Change + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     {
         let api = Api::all(self.client.clone());
-        self.store(api, config)
+        self.store(kube::runtime::watcher(api, config))
     }
 
-    fn store<K>(&mut self, api: Api<K>, config: watcher::Config) -> Store<K>
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        match &self.namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        }
+    }
+
+    fn store<K>(
+        &mut self,
+        changes: impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send + 'static,
+    ) -> Store<K>
     where
         K: Resource<DynamicType = ()>,
         K: Change + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
@@ -65,7 +86,7 @@ impl Watches {
         let (store, writer) = reflector::store();
         // On the heap, as everything here that holds whole objects: what joins it would have it on
         // its stack several times, and overflow a thread's where it is not optimized.
-        let changes = kube::runtime::watcher(api, config)
+        let changes = changes
             .default_backoff()
             .reflect(writer)
             .touched_objects()
