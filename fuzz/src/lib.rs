@@ -17,6 +17,7 @@ pub mod cmdline;
 pub mod console;
 pub mod dhcp;
 pub mod disk_blocks;
+pub mod disk_range;
 pub mod driver;
 pub mod firmware;
 pub mod fs;
