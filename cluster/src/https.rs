@@ -1,6 +1,7 @@
 //! The HTTPS server that the components share: bounded in connections (`places`), in the size of
 //! a request and in its time.
 
+pub(crate) mod pieces;
 pub(crate) mod places;
 
 use std::{convert::Infallible, future::Future, net::SocketAddr, sync::Arc, time::Duration};
@@ -9,7 +10,11 @@ use anyhow::Context as _;
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{
+    body::{Body, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kube::Client;
 use tokio::{
@@ -106,14 +111,16 @@ impl Peer {
 /// Serves `handle` until `stop` is ready; then connections may end what they do.
 ///
 /// A connection is closed soon unless `handle` recognizes the peer ([`Peer::recognize`]).
-pub(crate) async fn serve<H, F>(
+pub(crate) async fn serve<H, F, B>(
     listener: TcpListener,
     tls: ServerConfig,
     handle: H,
     stop: impl Future<Output = ()>,
 ) where
     H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Answer> + Send + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let places = Places::new(MAX_UNKNOWN, MAX_KNOWN);
     let acceptor = TlsAcceptor::from(Arc::new(tls));
@@ -150,7 +157,7 @@ pub(crate) async fn serve<H, F>(
 }
 
 /// Serves one connection to its end.
-async fn connection<H, F>(
+async fn connection<H, F, B>(
     acceptor: TlsAcceptor,
     stream: TcpStream,
     address: SocketAddr,
@@ -158,7 +165,9 @@ async fn connection<H, F>(
     handle: H,
 ) where
     H: Fn(Request<Incoming>, Peer) -> F,
-    F: Future<Output = Answer> + Send + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let handshake = tokio::time::timeout(READ_TIMEOUT, acceptor.accept(stream)).await;
     let Ok(Ok(stream)) = handshake else {

@@ -12,9 +12,10 @@
 //! | `instancetypes` | instance types and preferences, for all that look at a VM with them |
 //! | `admission` | the webhooks that default and validate the objects, an aggregated group |
 //! | `api` | the aggregated groups `subresources.kubevirt.io` and `upload.cdi.kubevirt.io` |
-//! | `controller` | VirtualMachine → instance → pod, snapshots of it, DataVolume → claim and importer |
+//! | `controller` | VirtualMachine → instance → pod, snapshots and exports, DataVolume → claim and importer |
 //! | `import` | the program of an importer: fills a claim |
 //! | `copy` | copies of claims of other namespaces: who may make them, and how a disk is sent |
+//! | `export` | the program of an exporter, which serves claims to who has a token |
 //! | `upload` | tokens of uploads, and the proxy that takes them from outside |
 //! | `node` | what runs beside each kubelet: carries out requests, reports the state of its VMs |
 //! | `manifests` | what `podvisor-cluster install` prints |
@@ -30,6 +31,7 @@ pub mod controller;
 pub mod copy;
 mod discovery;
 mod disk;
+pub mod export;
 mod front_proxy;
 mod https;
 pub mod import;

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
-use podvisor_cluster::{Listen, admission, api, controller, copy, import, manifests, node, upload};
+use podvisor_cluster::{
+    Listen, admission, api, controller, copy, export, import, manifests, node, upload,
+};
 
 #[derive(Debug, Parser)]
 #[command(version, about = "KubeVirt's API over podvisor's VM pods")]
@@ -31,6 +33,8 @@ enum Command {
     Import(Box<import::Options>),
     /// Send a claim's disk to an importer of another namespace.
     Send(copy::Options),
+    /// Serve claims by HTTPS to who has a token: the program of an exporter's pod.
+    Export(export::Options),
     /// Take uploads from outside of the cluster.
     UploadProxy(Listen),
     /// Print a shell's completion script.
@@ -74,6 +78,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Node(options) => node::run(options).await,
         Command::Import(options) => import::run(*options).await,
         Command::Send(options) => copy::run(options).await,
+        Command::Export(options) => export::run(options).await,
         Command::UploadProxy(options) => upload::run(options).await,
         Command::Completions { shell } => {
             let name = env!("CARGO_BIN_NAME");

@@ -226,11 +226,22 @@ impl KeyStore {
     }
 }
 
-fn new_secret(name: &str) -> Result<Secret, KeyError> {
+/// Bytes that nobody guesses.
+fn random_bytes() -> Result<Vec<u8>, KeyError> {
     let mut bytes = vec![0; KEY_LENGTH];
     ring::rand::SystemRandom::new()
         .fill(&mut bytes)
         .map_err(|_| KeyError::Random)?;
+    Ok(bytes)
+}
+
+/// Returns a text that nobody guesses, of letters, digits, `-` and `_`.
+pub(crate) fn random() -> Result<String, KeyError> {
+    Ok(BASE64.encode(random_bytes()?))
+}
+
+fn new_secret(name: &str) -> Result<Secret, KeyError> {
+    let bytes = random_bytes()?;
     Ok(Secret {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),

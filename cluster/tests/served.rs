@@ -5,6 +5,8 @@
 mod configuration;
 #[path = "served/copies.rs"]
 mod copies;
+#[path = "served/exports.rs"]
+mod exports;
 #[path = "served/hotplug.rs"]
 mod hotplug;
 #[path = "served/instances.rs"]

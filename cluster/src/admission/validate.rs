@@ -3,6 +3,7 @@
 use podvisor_cluster_types::{
     Cause, Causes, FieldPath,
     datavolume::{DataSourceSpec, DataVolumeSpec},
+    export::ExportSpec,
     kubevirt::KubeVirtSpec,
     migration::{self, MigrationPolicySpec, MigrationSpec, SELECTOR_LABEL},
     replica_set::ReplicaSetSpec,
@@ -56,6 +57,8 @@ pub async fn validate(request: &Request, policy: &Policy, lookup: &impl Lookup) 
         ("VirtualMachineSnapshot", "UPDATE") => snapshots::update_snapshot(request),
         ("VirtualMachineClone", "CREATE") => snapshots::create_clone(request),
         ("VirtualMachineClone", "UPDATE") => snapshots::update_clone(request),
+        ("VirtualMachineExport", "CREATE") => create_export(request),
+        ("VirtualMachineExport", "UPDATE") => update_export(request),
         ("DataSource", "CREATE" | "UPDATE") => data_source(request),
         ("DataVolume", "CREATE") => create_volume(request),
         ("DataVolume", "UPDATE") => update_volume(request),
@@ -289,6 +292,17 @@ fn create_volume(request: &Request) -> Result<Response, Cause> {
     Ok(judged(
         spec.validate_in(&request.namespace, &FieldPath::new("spec")),
     ))
+}
+
+fn create_export(request: &Request) -> Result<Response, Cause> {
+    let spec: ExportSpec = part(&request.object, "spec")?;
+    Ok(judged(spec.validate(&FieldPath::new("spec"))))
+}
+
+fn update_export(request: &Request) -> Result<Response, Cause> {
+    let old: ExportSpec = part(&request.old_object, "spec")?;
+    let new: ExportSpec = part(&request.object, "spec")?;
+    Ok(judged(new.validate_update(&old, &FieldPath::new("spec"))))
 }
 
 fn data_source(request: &Request) -> Result<Response, Cause> {

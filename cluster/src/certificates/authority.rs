@@ -41,7 +41,7 @@ const NEXT_NOT_AFTER: &str = "podvisor.io/next-not-after";
 const USED: [&str; 2] = ["tls.key", "tls.crt"];
 const NEXT: [&str; 2] = ["next.key", "next.crt"];
 
-/// How long the ends of an upload or a copy are known by their certificates: the authority is
+/// How long the ends of an upload or a copy, and servers of exports, are known by their certificates: the authority is
 /// trusted as long.
 const TARGET_LIFE: Duration = AUTHORITY_OVERLAP;
 
@@ -73,6 +73,24 @@ impl Authority {
     /// Issues the certificate of a client that sends a copy, as `name`.
     pub(crate) fn issue_sender(&self, name: &str) -> Result<Issued, CertificateError> {
         self.issue_end(name, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    /// Issues the certificate of a server that serves an export, by the names of its Service.
+    pub(crate) fn issue_exporter(
+        &self,
+        service: &str,
+        namespace: &str,
+    ) -> Result<Issued, CertificateError> {
+        let names = [
+            format!("{service}.{namespace}.svc"),
+            format!("{service}.{namespace}.svc.cluster.local"),
+        ];
+        let usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let (certificate, key) = self.issue(service, &names, usages, TARGET_LIFE)?;
+        Ok(Issued {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        })
     }
 
     /// Issues the certificate of one end of an upload or a copy.

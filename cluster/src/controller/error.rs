@@ -37,11 +37,11 @@ pub enum Error {
         #[source]
         source: super::vmi::PodError,
     },
-    /// The pod that takes an upload gets no certificate.
-    #[error("failed to make the certificate by which the upload to {object} is protected")]
+    /// The pod that takes an upload, or serves an export, gets no certificate.
+    #[error("failed to make the certificate by which the pod of {object} is known")]
     #[non_exhaustive]
     Credentials {
-        /// The DataVolume.
+        /// The DataVolume, or the export.
         object: String,
         /// What is wrong with the authority.
         #[source]
@@ -54,6 +54,16 @@ pub enum Error {
         /// The DataVolume.
         object: String,
         /// Why there is no key.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// An export gets no token.
+    #[error("failed to make a token for {object}")]
+    #[non_exhaustive]
+    NewToken {
+        /// The export.
+        object: String,
+        /// Why there is none.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -99,6 +109,16 @@ impl Error {
         source: impl std::error::Error + Send + Sync + 'static,
     ) -> Self {
         Self::Token {
+            object: name_of(object),
+            source: Box::new(source),
+        }
+    }
+
+    pub(super) fn new_token<K: Resource>(
+        object: &K,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
+        Self::NewToken {
             object: name_of(object),
             source: Box::new(source),
         }

@@ -1,5 +1,6 @@
 //! The controllers: VirtualMachine, replica set → VirtualMachineInstance → pod; migrations of
-//! instances from one pod to another; snapshots and restores of machines; and DataVolume → claim.
+//! instances from one pod to another; snapshots, restores and exports of machines; and DataVolume →
+//! claim.
 //!
 //! Each is two parts: a pure function from what was observed to what has to be done (`decide` in
 //! each room), and the driver that does it. They are
@@ -15,6 +16,7 @@ mod datasource;
 pub mod datavolume;
 mod error;
 mod expectations;
+pub mod export;
 mod installation;
 pub mod leader;
 mod metrics;
@@ -257,6 +259,12 @@ async fn act(
         queues.clones,
         Arc::clone(&context),
     ));
+    let exports = Box::pin(control(
+        export::reconcile,
+        world.exports.clone(),
+        queues.exports,
+        Arc::clone(&context),
+    ));
     let migrations = Box::pin(control(
         migration::reconcile,
         world.migrations.clone(),
@@ -274,6 +282,7 @@ async fn act(
         snapshots,
         restores,
         clones,
+        exports,
         sources,
         follow,
         installation,

@@ -176,12 +176,17 @@ resource!(
 
 mod clone;
 mod datasource;
+mod export;
 mod kubevirt;
 mod migration;
 mod snapshot;
 
 pub use clone::{ClonePhase, CloneStatus, VirtualMachineClone};
 pub use datasource::{DataSource, DataSourceStatus};
+pub use export::{
+    ExportFormat, ExportLink, ExportLinks, ExportPhase, ExportStatus, ExportVolume,
+    VirtualMachineExport,
+};
 pub use kubevirt::{KubeVirt, KubeVirtStatus};
 
 pub use migration::{

@@ -30,10 +30,12 @@ use kube::{Api, Client, Resource};
 
 use super::Error;
 use super::datavolume::{self, DataVolume};
+use super::export;
 use super::objects::{
     COMPONENT_LABEL, DataSource, HOTPLUG, LAUNCHER, VirtualMachine, VirtualMachineClone,
-    VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
-    VirtualMachineRestore, VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
+    VirtualMachineExport, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    VirtualMachineInstanceReplicaSet, VirtualMachineRestore, VirtualMachineSnapshot,
+    VirtualMachineSnapshotContent, VolumeSnapshot,
 };
 use super::vmi::{Claim, VolumeMode};
 pub(super) use queues::{Queue, Queues};
@@ -60,6 +62,8 @@ pub(super) struct World {
     contents: Store<VirtualMachineSnapshotContent>,
     pub(super) restores: Store<VirtualMachineRestore>,
     pub(super) clones: Store<VirtualMachineClone>,
+    pub(super) exports: Store<VirtualMachineExport>,
+    exporters: Store<Pod>,
     pub(super) sources: Store<DataSource>,
 }
 
@@ -73,6 +77,7 @@ impl World {
         let of_vms = format!("{COMPONENT_LABEL} in ({LAUNCHER},{HOTPLUG})");
         let launchers = format!("{COMPONENT_LABEL}={LAUNCHER}");
         let importers = format!("{}={}", datavolume::COMPONENT_LABEL, datavolume::IMPORTER);
+        let exporters = format!("{COMPONENT_LABEL}={}", export::EXPORTER);
         let mut watches = Watches::new(client.clone(), namespace.clone());
         let world = Self {
             client,
@@ -82,7 +87,7 @@ impl World {
             sets: watches.of(all()),
             migrations: watches.of(all()),
             pods: watches.of(all().labels(&of_vms)),
-            // Trimmed, they wake nobody: who waits for them looks again by itself.
+            // Trimmed, they wake exports alone: who else waits for them looks again by itself.
             writers: watches.of_trimmed(writers::trim),
             claims: watches.of(all()),
             budgets: watches.of(all().labels(&launchers)),
@@ -93,6 +98,8 @@ impl World {
             contents: watches.of(all()),
             restores: watches.of(all()),
             clones: watches.of(all()),
+            exports: watches.of(all()),
+            exporters: watches.of(all().labels(&exporters)),
             sources: watches.of(all()),
         };
         // A cluster may not have this kind: nobody waits for its store.
@@ -120,6 +127,8 @@ impl World {
         self.contents.wait_until_ready().await.map_err(ended)?;
         self.restores.wait_until_ready().await.map_err(ended)?;
         self.clones.wait_until_ready().await.map_err(ended)?;
+        self.exports.wait_until_ready().await.map_err(ended)?;
+        self.exporters.wait_until_ready().await.map_err(ended)?;
         self.sources.wait_until_ready().await.map_err(ended)
     }
 
@@ -219,6 +228,11 @@ impl World {
     /// Returns an importer.
     pub(super) fn importer(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
         self.importers.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns a pod that serves an export.
+    pub(super) fn exporter(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+        self.exporters.get(&ObjectRef::new(name).within(namespace))
     }
 
     /// Returns a claim.

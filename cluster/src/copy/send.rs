@@ -6,15 +6,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
-use hyper::body::{Body, Frame};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use podvisor_disk_streams::blocks;
@@ -31,6 +28,7 @@ use tokio_rustls::rustls::pki_types::{
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::PATH;
+use crate::https::pieces::Pieces;
 
 /// How long the importer may take to be connected to.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -208,22 +206,6 @@ fn read(path: &Path, pieces: &mpsc::Sender<io::Result<Bytes>>) -> io::Result<()>
         let _ = pieces.blocking_send(Err(error.kind().into()));
     }
     sent
-}
-
-/// The body of the request.
-struct Pieces(mpsc::Receiver<io::Result<Bytes>>);
-
-impl Body for Pieces {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let piece = self.0.poll_recv(context);
-        piece.map(|piece| piece.map(|piece| piece.map(Frame::data)))
-    }
 }
 
 /// The side of TLS that the importer meets, from the files `tls.crt`, `tls.key` and `ca.crt`.

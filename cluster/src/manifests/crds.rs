@@ -3,6 +3,7 @@
 use podvisor_cluster_types::{
     clone::{self, CloneSpec},
     datavolume::{self, DataSourceSpec, DataVolumeSpec},
+    export::{self, ExportSpec},
     instancetype::{self, InstancetypeSpec, PreferenceSpec},
     migration::{MigrationPolicySpec, MigrationSpec, POLICY_GROUP, POLICY_VERSION},
     replica_set::ReplicaSetSpec,
@@ -159,7 +160,8 @@ pub fn crds() -> Vec<Value> {
     let all = kinds
         .into_iter()
         .chain([of_the_cluster()])
-        .chain(of_snapshots());
+        .chain(of_snapshots())
+        .chain([of_exports()]);
     let mut definitions: Vec<Value> = all.map(definition).collect();
     definitions.extend(of_instancetypes());
     definitions.push(of_policies());
@@ -299,6 +301,25 @@ fn of_snapshots() -> [Kind; 4] {
             scale: None,
         },
     ]
+}
+
+/// Exports of volumes.
+fn of_exports() -> Kind {
+    Kind {
+        group: export::GROUP,
+        versions: &export::VERSIONS,
+        kind: "VirtualMachineExport",
+        plural: "virtualmachineexports",
+        singular: "virtualmachineexport",
+        short: &["vmexport", "vmexports"],
+        spec: structural::<ExportSpec>(),
+        columns: json!([
+            column("SourceKind", "string", ".spec.source.kind"),
+            column("SourceName", "string", ".spec.source.name"),
+            column("Phase", "string", ".status.phase"),
+        ]),
+        scale: None,
+    }
 }
 
 /// The definition of migration policies: of the cluster, and without a status.

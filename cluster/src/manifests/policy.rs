@@ -4,7 +4,7 @@
 //! it would choose devices and host disks past all validation, so the API server itself lets only
 //! the controller's account use it, or the runtime class that reads it.
 //!
-//! The controller makes Secrets wherever there are uploads and copies. Roles cannot say which ones
+//! The controller makes Secrets wherever there are uploads, copies and exports. Roles cannot say which ones
 //! an account creates, so a policy does.
 //!
 //! A node acts as its kubelet. All kubelets have the same rights, and the name of one is its
@@ -144,8 +144,9 @@ fn binding_policy() -> Value {
     policy(BINDINGS, &requests, &[rule(without("object"), &message)])
 }
 
-/// Of Secrets, the controller makes the authority's, and such as have a certificate and go with an
-/// importer or the pod that sends to it. None of them is the token of an account.
+/// Of Secrets, the controller makes the authority's, such as have a certificate and go with an
+/// importer, the pod that sends to it or one that serves an export, and tokens of exports. None of
+/// them is the token of an account.
 fn secret_policy(namespace: &str) -> Value {
     let controller = format!("system:serviceaccount:{namespace}:podvisor-controller");
     let authority = format!(
@@ -160,6 +161,7 @@ fn secret_policy(namespace: &str) -> Value {
              && object.metadata.ownerReferences.size() == 1)"
         )
     };
+    let token = owned("export-token", "VirtualMachineExport");
     let by_controller = format!("request.userInfo.username == '{controller}'");
     let requests = Requests {
         condition: Some(("is-the-controller", &by_controller)),
@@ -167,18 +169,22 @@ fn secret_policy(namespace: &str) -> Value {
     };
     let rules = [
         rule(
-            "object.type == 'kubernetes.io/tls' && has(object.data) \
-             && object.data.all(key, key in ['tls.crt', 'tls.key', 'ca.crt'])"
-                .to_owned(),
-            "the controller of VMs makes Secrets with certificates only",
+            format!(
+                "has(object.data) && (object.type == 'kubernetes.io/tls' \
+                 ? object.data.all(key, key in ['tls.crt', 'tls.key', 'ca.crt']) \
+                 : object.type == 'Opaque' && object.data.all(key, key == '{}') && {token})",
+                crate::export::TOKEN
+            ),
+            "the controller of VMs makes Secrets with certificates or tokens of exports only",
         ),
         rule(
             format!(
-                "{authority} || {} || {}",
+                "{authority} || {} || {} || {} || {token}",
                 owned("upload", "DataVolume"),
-                owned("source", "Pod")
+                owned("source", "Pod"),
+                owned("virt-export", "Pod")
             ),
-            "the controller of VMs makes Secrets for uploads and copies only",
+            "the controller of VMs makes Secrets for uploads, copies and exports only",
         ),
     ];
     policy(SECRETS, &requests, &rules)

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use podvisor_cluster_types::{clone, datavolume, instancetype, migration::POLICY_GROUP, snapshot};
+use podvisor_cluster_types::{
+    clone, datavolume, export, instancetype, migration::POLICY_GROUP, snapshot,
+};
 use serde_json::{Value, json};
 
 use super::{Options, crds::GROUP};
@@ -37,6 +39,9 @@ const READ: [&str; 3] = ["get", "list", "watch"];
 const CLAIMS: [&str; 6] = ["get", "list", "watch", "create", "patch", "delete"];
 
 const VOLUMES: [&str; 2] = ["datavolumes", "datasources"];
+
+/// Exports of volumes.
+const EXPORTS: &str = "virtualmachineexports";
 
 /// What users make of snapshots; what these contain is made by the system alone.
 const SNAPSHOTS: [&str; 2] = ["virtualmachinesnapshots", "virtualmachinerestores"];
@@ -94,7 +99,7 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&[""], &["pods"], &ALL),
             rule(&[""], &["nodes"], &READ),
             rule(&[""], &["persistentvolumeclaims"], &CLAIMS),
-            // The certificate of each pod that takes an upload; none is read.
+            // Certificates of pods for uploads, copies and exports, and tokens; none is read.
             rule(&[""], &["secrets"], &["create"]),
             rule(&["storage.k8s.io"], &["storageclasses"], &["get", "list"]),
             rule(&[datavolume::GROUP], &["datavolumes"], &ALL),
@@ -136,6 +141,19 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
                 ],
                 &["update", "patch"],
             ),
+            // They are deleted when their time has come.
+            rule(
+                &[export::GROUP],
+                &[EXPORTS],
+                &["get", "list", "watch", "delete"],
+            ),
+            rule(
+                &[export::GROUP],
+                &["virtualmachineexports/status"],
+                &["patch"],
+            ),
+            // Each export is reached by one.
+            rule(&[""], &["services"], &["get", "create"]),
             rule(
                 &["snapshot.storage.k8s.io"],
                 &["volumesnapshots"],
@@ -496,6 +514,7 @@ fn users() -> Vec<Value> {
                 rule(&[datavolume::GROUP], &VOLUMES, &READ),
                 rule(&[snapshot::GROUP], &SNAPSHOTS, &READ),
                 rule(&[clone::GROUP], &["virtualmachineclones"], &READ),
+                rule(&[export::GROUP], &[EXPORTS], &READ),
                 rule(&[snapshot::GROUP], &[CONTENTS], &READ),
                 rule(&[instancetype::GROUP], &INSTANCETYPES, &READ),
                 rule(&[api::GROUP], &words(&read), &["get"]),
@@ -511,6 +530,7 @@ fn users() -> Vec<Value> {
                 rule(&[datavolume::GROUP], &["datavolumes/source"], &["create"]),
                 rule(&[snapshot::GROUP], &SNAPSHOTS, &verbs),
                 rule(&[clone::GROUP], &["virtualmachineclones"], &verbs),
+                rule(&[export::GROUP], &[EXPORTS], &verbs),
                 rule(
                     &[snapshot::GROUP],
                     &[CONTENTS],

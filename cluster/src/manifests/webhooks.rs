@@ -5,7 +5,7 @@
 //! certificate. The `caBundle` of APIServices is missing here: who serves them writes it, and keeps
 //! it fresh.
 
-use podvisor_cluster_types::{clone, datavolume, migration, snapshot};
+use podvisor_cluster_types::{clone, datavolume, export, migration, snapshot};
 use serde_json::{Value, json};
 
 use super::crds::GROUP;
@@ -106,6 +106,12 @@ pub fn webhooks() -> Vec<Value> {
         rule["apiVersions"] = json!([clone::VERSIONS[0]]);
         rule
     };
+    let of_exports = || {
+        let mut rule = rule(&["CREATE", "UPDATE"], json!(["virtualmachineexports"]));
+        rule["apiGroups"] = json!([export::GROUP]);
+        rule["apiVersions"] = json!([export::VERSIONS[0]]);
+        rule
+    };
     vec![
         configuration(
             "MutatingWebhookConfiguration",
@@ -127,6 +133,7 @@ pub fn webhooks() -> Vec<Value> {
                         of_volumes(),
                         of_snapshots(),
                         of_clones(),
+                        of_exports(),
                         policies,
                     ],
                 ),

@@ -327,7 +327,7 @@ async fn ask_as_proxy(
 }
 
 #[tokio::test]
-async fn the_controllers_account_makes_no_secrets_but_those_of_uploads_and_copies() {
+async fn the_controllers_account_makes_no_secrets_but_those_of_uploads_copies_and_exports() {
     let server = served();
     let namespace = support::namespace(&server.admin()).await;
     let controller = server.service_account(SYSTEM, "podvisor-controller");
@@ -369,16 +369,39 @@ async fn the_controllers_account_makes_no_secrets_but_those_of_uploads_and_copie
         secret("upload-a", tls, &keys, Value::Null),
         secret("upload-a", tls, &keys, owner("Pod")),
         secret("registry", tls, &keys, owner("DataVolume")),
+        secret("virt-export-a", tls, &keys, owner("VirtualMachineExport")),
+        secret("virt-export-a", "Opaque", &["token"], owner("Pod")),
+        secret("export-token-a", "Opaque", &["token"], owner("Pod")),
+        secret("export-token-a", "Opaque", &["token"], Value::Null),
+        secret(
+            "export-token-a",
+            "kubernetes.io/service-account-token",
+            &["token"],
+            owner("VirtualMachineExport"),
+        ),
+        secret(
+            "export-token-a",
+            "Opaque",
+            &["token", "x"],
+            owner("VirtualMachineExport"),
+        ),
         secret("podvisor-cluster-authority", tls, &keys, Value::Null),
     ] {
         assert_eq!(code(create(&namespace, &refused).await), 403, "{refused:?}");
     }
     let own = secret("podvisor-upload-tokens", tls, &keys, Value::Null);
     assert_eq!(code(create(SYSTEM, &own).await), 403);
-    for (name, kind) in [("upload-a", "DataVolume"), ("source-a", "Pod")] {
+    for (name, kind) in [
+        ("upload-a", "DataVolume"),
+        ("source-a", "Pod"),
+        ("virt-export-a", "Pod"),
+    ] {
         let allowed = secret(name, tls, &keys, owner(kind));
         create(&namespace, &allowed).await.unwrap();
     }
+    let export = owner("VirtualMachineExport");
+    let token = secret("export-token-a", "Opaque", &["token"], export);
+    create(&namespace, &token).await.unwrap();
 }
 
 #[tokio::test]

@@ -13,7 +13,12 @@ use super::{api_of, code, migrations, nodes, nodes::eventually, object, served, 
 use support::kubelet::Kubelet;
 use support::{csi, machines};
 
-fn of_kind(client: &Client, namespace: &str, group: &str, kind: &str) -> Api<DynamicObject> {
+pub(super) fn of_kind(
+    client: &Client,
+    namespace: &str,
+    group: &str,
+    kind: &str,
+) -> Api<DynamicObject> {
     let version = if group == "snapshot.kubevirt.io" {
         "v1beta1"
     } else {
@@ -23,16 +28,16 @@ fn of_kind(client: &Client, namespace: &str, group: &str, kind: &str) -> Api<Dyn
     Api::namespaced_with(client.clone(), namespace, &resource)
 }
 
-fn of(kind: &str, name: &str, spec: Value) -> DynamicObject {
+pub(super) fn of(kind: &str, name: &str, spec: Value) -> DynamicObject {
     let gvk = GroupVersionKind::gvk("snapshot.kubevirt.io", "v1beta1", kind);
     DynamicObject::new(name, &ApiResource::from_gvk(&gvk)).data(json!({ "spec": spec }))
 }
 
-fn reference(name: &str) -> Value {
+pub(super) fn reference(name: &str) -> Value {
     json!({ "apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": name })
 }
 
-async fn claim(client: &Client, namespace: &str, name: &str) {
+pub(super) async fn claim(client: &Client, namespace: &str, name: &str) {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
     let claim = serde_json::from_value(json!({
         "metadata": { "name": name },

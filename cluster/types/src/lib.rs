@@ -17,6 +17,7 @@ pub mod clone;
 pub mod config;
 pub mod datavolume;
 pub mod duration;
+pub mod export;
 pub mod instancetype;
 pub mod kubevirt;
 pub mod meta;

@@ -1,5 +1,5 @@
-//! What importers are made with: their image, the certificates of those that take uploads or
-//! copies, and what says whether a copy was allowed.
+//! What importers and exporters are made with: their image, the certificates of those that are
+//! connected to, and what says whether a copy was allowed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,14 +7,15 @@ use std::sync::Arc;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::Api;
 use kube::api::PostParams;
+use kube::{Api, Resource};
 use podvisor_cluster_types::datavolume::ForeignSource;
 
 use super::object::DataVolume;
 use super::{claim, foreign, pod};
 use crate::certificates::{Authority, AuthorityStore, BUNDLE, CertificateError, Issued};
 use crate::controller::error::{Error, code};
+use crate::controller::objects::VirtualMachineExport;
 use crate::copy::{Grant, TOKEN, sender_name};
 use crate::token::{KeyError, KeyStore};
 use crate::upload::server_name;
@@ -104,15 +105,35 @@ impl Importers {
         let issue = |authority: &Authority| authority.issue_sender(&sender_name(uid));
         let data = self.issue(&issue).await;
         let data = data.map_err(|source| Error::credentials(volume, source))?;
-        let owner = OwnerReference {
-            api_version: "v1".to_owned(),
-            kind: "Pod".to_owned(),
-            name: sender.metadata.name.clone().unwrap_or_default(),
-            uid: sender.metadata.uid.clone().unwrap_or_default(),
-            ..OwnerReference::default()
-        };
-        let secret = secret(foreign::credentials_name(sender), owner, data);
+        let secret = secret(foreign::credentials_name(sender), pod_owner(sender), data);
         create(volume, &secret, secrets).await
+    }
+
+    /// Makes the Secret that a pod serves an export with, which goes with that pod and has its
+    /// name: a server's certificate for the names of the export's Service.
+    pub(in crate::controller) async fn make_exporter_credentials(
+        &self,
+        export: &VirtualMachineExport,
+        service: &str,
+        pod: &Pod,
+        secrets: &Api<Secret>,
+    ) -> Result<(), Error> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let issue = |authority: &Authority| authority.issue_exporter(service, namespace);
+        let data = self.issue(&issue).await;
+        let data = data.map_err(|source| Error::credentials(export, source))?;
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        create(export, &secret(name, pod_owner(pod), data), secrets).await
+    }
+
+    /// Returns the authorities by which pods are known, as PEM.
+    pub(in crate::controller) async fn authorities(
+        &self,
+        export: &VirtualMachineExport,
+    ) -> Result<String, Error> {
+        let authority = self.authority.authority().await;
+        let authority = authority.map_err(|source| Error::credentials(export, source))?;
+        Ok(authority.bundle)
     }
 
     async fn issue(
@@ -131,6 +152,16 @@ impl Importers {
     }
 }
 
+fn pod_owner(pod: &Pod) -> OwnerReference {
+    OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Pod".to_owned(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        uid: pod.metadata.uid.clone().unwrap_or_default(),
+        ..OwnerReference::default()
+    }
+}
+
 fn secret(name: String, owner: OwnerReference, data: BTreeMap<String, ByteString>) -> Secret {
     Secret {
         metadata: ObjectMeta {
@@ -144,11 +175,15 @@ fn secret(name: String, owner: OwnerReference, data: BTreeMap<String, ByteString
     }
 }
 
-async fn create(volume: &DataVolume, secret: &Secret, secrets: &Api<Secret>) -> Result<(), Error> {
+async fn create<K: Resource>(
+    object: &K,
+    secret: &Secret,
+    secrets: &Api<Secret>,
+) -> Result<(), Error> {
     match secrets.create(&PostParams::default(), secret).await {
         Ok(_) => Ok(()),
         // Made before this controller was killed, or for a pod before this one.
         Err(error) if code(&error) == Some(409) => Ok(()),
-        Err(error) => Err(Error::request("make the certificate of", volume, error)),
+        Err(error) => Err(Error::request("make the certificate of", object, error)),
     }
 }

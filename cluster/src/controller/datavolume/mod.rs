@@ -29,7 +29,7 @@ pub use object::{DataVolume, DataVolumeStatus, Phase, VolumeState};
 
 pub(super) use claim::is_filled;
 pub(super) use credentials::Importers;
-pub(super) use pod::{COMPONENT_LABEL, IMPORTER};
+pub(super) use pod::{COMPONENT_LABEL, IMPORTER, confined};
 pub(super) use sources::follow;
 
 use foreign::Facts;

@@ -221,7 +221,7 @@ pub(super) fn pod(
 
 /// The specification of a pod with one container of this program, an ordinary user's, without
 /// rights or privileges.
-pub(super) fn confined(mut container: Value, volumes: Vec<Value>) -> Value {
+pub(in crate::controller) fn confined(mut container: Value, volumes: Vec<Value>) -> Value {
     container["terminationMessagePolicy"] = json!("FallbackToLogsOnError");
     container["resources"] = json!({
         "requests": {"cpu": "100m", "memory": "64Mi"},

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, TypedLocalObjectReference};
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, TypedLocalObjectReference,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use podvisor_cluster_types::Quantity as Bytes;
@@ -94,23 +96,18 @@ pub(super) fn is_of(claim: &PersistentVolumeClaim, restore: &VirtualMachineResto
     annotations.and_then(|all| all.get(LAST_RESTORE)) == restore.metadata.uid.as_ref()
 }
 
-/// Returns the claim of a volume.
-pub(super) fn claim(
-    restore: &VirtualMachineRestore,
-    target: Option<&VirtualMachine>,
-    source: &SourceMachine,
+/// Returns the specification of a claim that is made of the snapshot of a volume.
+pub(in crate::controller) fn claim_spec(
     backup: &VolumeBackup,
-    of: &VolumeRestore,
     taken: &VolumeSnapshot,
-) -> PersistentVolumeClaim {
-    let was = &backup.persistent_volume_claim;
-    let mut spec = was.spec.clone();
+) -> PersistentVolumeClaimSpec {
+    let mut spec = backup.persistent_volume_claim.spec.clone();
     spec.volume_name = None;
     spec.data_source_ref = None;
     spec.data_source = Some(TypedLocalObjectReference {
         api_group: Some("snapshot.storage.k8s.io".to_owned()),
         kind: "VolumeSnapshot".to_owned(),
-        name: of.volume_snapshot_name.clone(),
+        name: backup.volume_snapshot_name.clone().unwrap_or_default(),
     });
     let requests = spec.resources.get_or_insert_default();
     let requests = requests.requests.get_or_insert_default();
@@ -124,6 +121,19 @@ pub(super) fn claim(
     {
         requests.insert("storage".to_owned(), Quantity(needed.as_str().to_owned()));
     }
+    spec
+}
+
+/// Returns the claim of a volume.
+pub(super) fn claim(
+    restore: &VirtualMachineRestore,
+    target: Option<&VirtualMachine>,
+    source: &SourceMachine,
+    backup: &VolumeBackup,
+    of: &VolumeRestore,
+    taken: &VolumeSnapshot,
+) -> PersistentVolumeClaim {
+    let was = &backup.persistent_volume_claim;
     let mut annotations = was.metadata.annotations.clone().unwrap_or_default();
     annotations.retain(|name, _| !OF_VOLUMES.iter().any(|prefix| name.starts_with(prefix)));
     let mut labels = was.metadata.labels.clone().unwrap_or_default();
@@ -147,7 +157,7 @@ pub(super) fn claim(
             owner_references: owner.map(|vm| vec![owner_reference(vm)]),
             ..ObjectMeta::default()
         },
-        spec: Some(spec),
+        spec: Some(claim_spec(backup, taken)),
         ..PersistentVolumeClaim::default()
     }
 }

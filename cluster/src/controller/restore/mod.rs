@@ -20,6 +20,7 @@ use kube::runtime::controller;
 use kube::{Api, Resource};
 use serde_json::json;
 
+pub(super) use claims::claim_spec;
 pub use decide::{Action, Decision, Observed, decide};
 
 use super::datavolume::DataVolume;

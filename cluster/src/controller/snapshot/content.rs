@@ -38,7 +38,7 @@ pub(super) fn volumes_of(spec: &VmSpec) -> impl Iterator<Item = &Value> {
 }
 
 /// Returns the volumes of a specification that are claims, by name.
-pub(super) fn claims(spec: &VmSpec) -> impl Iterator<Item = (&str, &str)> {
+pub(in crate::controller) fn claims(spec: &VmSpec) -> impl Iterator<Item = (&str, &str)> {
     volumes_of(spec).filter_map(|volume| Some((volume.get("name")?.as_str()?, claim_of(volume)?)))
 }
 

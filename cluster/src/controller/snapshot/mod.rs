@@ -25,7 +25,7 @@ use kube::runtime::controller;
 use serde_json::json;
 
 pub(super) use classes::Classes;
-pub(super) use content::claim_of;
+pub(super) use content::{claim_of, claims, name as content_name};
 pub use decide::{Action, Decision, Observed, SNAPSHOT_FINALIZER, SOURCE_FINALIZER, decide};
 pub(super) use decide::{locked_by, restored_by};
 pub(super) use statuses::{has_claims, statuses};

@@ -10,13 +10,13 @@ use kube::runtime::reflector::ObjectRef;
 use super::World;
 use super::queues::Woken;
 use super::refs::{
-    begun, copies_of, is_drained, migration_of, on_node, owner, restores_of, restores_to,
-    restores_with, snapshot_of, snapshot_with, snapshots_of, sources_of, users, volumes_of,
-    waiting, waiting_migrations,
+    begun, copies_of, exports_beside, exports_of, exports_with, is_drained, migration_of, on_node,
+    owner, restores_of, restores_to, restores_with, snapshot_of, snapshot_with, snapshots_of,
+    sources_of, users, volumes_of, waiting, waiting_migrations,
 };
 use crate::controller::datavolume::{self, DataVolume};
 use crate::controller::objects::{
-    DataSource, VirtualMachine, VirtualMachineClone, VirtualMachineInstance,
+    DataSource, VirtualMachine, VirtualMachineClone, VirtualMachineExport, VirtualMachineInstance,
     VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet, VirtualMachineRestore,
     VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
 };
@@ -51,6 +51,7 @@ impl Change for VirtualMachine {
             snapshots: snapshots_of(&world.snapshots, &self.metadata),
             restores: restores_to(&world.restores, &self.metadata),
             clones: copies_of(&world.clones, &self.metadata),
+            exports: exports_of(&world.exports, "VirtualMachine", &self.metadata),
             ..Woken::default()
         }
     }
@@ -65,6 +66,7 @@ impl Change for VirtualMachineInstance {
             sets: maker(&self.metadata, "VirtualMachineInstanceReplicaSet"),
             snapshots: snapshots_of(&world.snapshots, &self.metadata),
             restores: restores_to(&world.restores, &self.metadata),
+            exports: exports_of(&world.exports, "VirtualMachine", &self.metadata),
             ..Woken::default()
         }
     }
@@ -95,13 +97,15 @@ impl Change for VirtualMachineInstanceMigration {
     }
 }
 
-/// The pods of instances, those that keep volumes for them, and importers.
+/// The pods of instances, those that keep volumes for them, importers and exporters, and whoever
+/// uses claims.
 impl Change for Pod {
-    fn wakes(&self, _: &World) -> Woken {
+    fn wakes(&self, world: &World) -> Woken {
         Woken {
             vmis: maker(&self.metadata, "VirtualMachineInstance"),
             migrations: migration_of(self).into_iter().collect(),
             volumes: maker(&self.metadata, "DataVolume"),
+            exports: exports_beside(&world.exports, self),
             ..Woken::default()
         }
     }
@@ -122,6 +126,7 @@ impl Change for PersistentVolumeClaim {
             volumes: namesake(&self.metadata),
             restores: restores_with(&world.restores, self),
             sources: sources_of(&world.sources, self),
+            exports: exports_with(&world.exports, &world.vms, &self.metadata),
             ..Woken::default()
         }
     }
@@ -156,6 +161,7 @@ impl Change for DataVolume {
             volumes: itself(self),
             vms: users(&world.vms, &self.metadata),
             vmis: begun(&world.vmis, self),
+            exports: exports_with(&world.exports, &world.vms, &self.metadata),
             ..Woken::default()
         }
     }
@@ -167,6 +173,7 @@ impl Change for VirtualMachineSnapshot {
             snapshots: itself(self),
             restores: restores_of(&world.restores, &self.metadata),
             clones: copies_of(&world.clones, &self.metadata),
+            exports: exports_of(&world.exports, "VirtualMachineSnapshot", &self.metadata),
             ..Woken::default()
         }
     }
@@ -205,6 +212,15 @@ impl Change for VirtualMachineClone {
     fn wakes(&self, _: &World) -> Woken {
         Woken {
             clones: itself(self),
+            ..Woken::default()
+        }
+    }
+}
+
+impl Change for VirtualMachineExport {
+    fn wakes(&self, _: &World) -> Woken {
+        Woken {
+            exports: itself(self),
             ..Woken::default()
         }
     }

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::controller::datavolume::DataVolume;
 use crate::controller::objects::{
-    DataSource, VirtualMachine, VirtualMachineClone, VirtualMachineInstance,
+    DataSource, VirtualMachine, VirtualMachineClone, VirtualMachineExport, VirtualMachineInstance,
     VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet, VirtualMachineRestore,
     VirtualMachineSnapshot,
 };
@@ -68,6 +68,7 @@ queues! {
     snapshots: VirtualMachineSnapshot,
     restores: VirtualMachineRestore,
     clones: VirtualMachineClone,
+    exports: VirtualMachineExport,
     sources: DataSource,
 }
 

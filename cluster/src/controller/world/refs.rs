@@ -11,8 +11,9 @@ use crate::controller::datavolume::{DataVolume, VolumeState};
 use crate::controller::migration::DRAIN_TAINT;
 use crate::controller::objects::{
     ClonePhase, DataSource, MIGRATION_NAME_ANNOTATION, MigrationPhase, Phase, VirtualMachine,
-    VirtualMachineClone, VirtualMachineInstance, VirtualMachineInstanceMigration,
-    VirtualMachineRestore, VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
+    VirtualMachineClone, VirtualMachineExport, VirtualMachineInstance,
+    VirtualMachineInstanceMigration, VirtualMachineRestore, VirtualMachineSnapshot,
+    VirtualMachineSnapshotContent, VolumeSnapshot,
 };
 
 /// Returns the object of a kind that something is of.
@@ -242,4 +243,67 @@ pub(super) fn volumes_of(
             && volume.state() != VolumeState::Ready
             && named.map(|named| &named.name) == source.metadata.name.as_ref()
     }))
+}
+
+/// Returns the exports of an object of a kind.
+pub(super) fn exports_of(
+    store: &Store<VirtualMachineExport>,
+    kind: &str,
+    of: &ObjectMeta,
+) -> Vec<ObjectRef<VirtualMachineExport>> {
+    references(&store.state_filter(|export| {
+        let source = export.spec.source.as_ref();
+        let source = source.filter(|source| source.kind == kind);
+        export.metadata.namespace == of.namespace
+            && source.map(|source| &source.name) == of.name.as_ref()
+    }))
+}
+
+/// Returns the exports that a claim, or the DataVolume of its name, is part of.
+pub(super) fn exports_with(
+    store: &Store<VirtualMachineExport>,
+    vms: &Store<VirtualMachine>,
+    claim: &ObjectMeta,
+) -> Vec<ObjectRef<VirtualMachineExport>> {
+    let mut exports = exports_of(store, "PersistentVolumeClaim", claim);
+    exports.extend(owner(claim, "VirtualMachineExport"));
+    if store.len() > exports.len() {
+        let machines = users(vms, claim).into_iter().map(|vm| ObjectMeta {
+            name: Some(vm.name),
+            namespace: vm.namespace,
+            ..ObjectMeta::default()
+        });
+        exports.extend(machines.flat_map(|vm| exports_of(store, "VirtualMachine", &vm)));
+    }
+    exports
+}
+
+/// Returns the export that a pod serves, and those of claims that it uses.
+pub(super) fn exports_beside(
+    store: &Store<VirtualMachineExport>,
+    pod: &Pod,
+) -> Vec<ObjectRef<VirtualMachineExport>> {
+    let mut exports: Vec<_> = owner(&pod.metadata, "VirtualMachineExport")
+        .into_iter()
+        .collect();
+    if store.is_empty() {
+        return exports;
+    }
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
+    for volume in volumes.into_iter().flatten() {
+        let claim = volume
+            .persistent_volume_claim
+            .as_ref()
+            .map(|claim| ObjectMeta {
+                name: Some(claim.claim_name.clone()),
+                namespace: pod.metadata.namespace.clone(),
+                ..ObjectMeta::default()
+            });
+        exports.extend(
+            claim
+                .iter()
+                .flat_map(|claim| exports_of(store, "PersistentVolumeClaim", claim)),
+        );
+    }
+    exports
 }
