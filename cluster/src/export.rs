@@ -5,84 +5,18 @@
 //! docs/exports.md says what is served.
 
 mod body;
+mod error;
 mod files;
+mod format;
 mod serve;
 
+pub use error::ExportError;
 pub use files::Volume;
-pub use serve::{ExportError, Options, run};
+pub(crate) use format::Format;
+pub use serve::{Options, run};
 
 /// The port that the pod listens on.
 pub(crate) const PORT: u16 = 8443;
 
 /// The key of the token in its Secret.
 pub(crate) const TOKEN: &str = "token";
-
-/// The header of a request with the token.
-const TOKEN_HEADER: &str = "x-kubevirt-export-token";
-
-/// The forms of a volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
-    /// Byte by byte.
-    Raw,
-    /// The same, packed by gzip.
-    Gzip,
-}
-
-impl Format {
-    /// All of them.
-    pub(crate) const ALL: [Self; 2] = [Self::Raw, Self::Gzip];
-
-    /// Its name in an export's links.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Gzip => "gzip",
-        }
-    }
-
-    const fn file(self) -> &'static str {
-        match self {
-            Self::Raw => "disk.img",
-            Self::Gzip => "disk.img.gz",
-        }
-    }
-
-    /// Where a volume is found in this form.
-    pub(crate) fn path(self, volume: &str) -> String {
-        format!("/volumes/{volume}/{}", self.file())
-    }
-
-    /// Which volume a path is of, and in which form.
-    fn of(path: &str) -> Option<(&str, Self)> {
-        let (volume, file) = path.strip_prefix("/volumes/")?.split_once('/')?;
-        let format = Self::ALL.into_iter().find(|format| format.file() == file)?;
-        Some((volume, format))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_names_a_volume_and_a_form() {
-        for format in Format::ALL {
-            assert_eq!(Format::of(&format.path("a.b")), Some(("a.b", format)));
-        }
-        for path in [
-            "",
-            "/",
-            "/volumes",
-            "/volumes/a",
-            "/volumes/a/",
-            "/volumes/a/disk.img/",
-        ] {
-            assert_eq!(Format::of(path), None, "{path}");
-        }
-        assert_eq!(
-            Format::of("/volumes/../disk.img"),
-            Some(("..", Format::Raw))
-        );
-    }
-}

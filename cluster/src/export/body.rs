@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::Format;
+use super::format::Format;
 use crate::https::pieces::Pieces;
 
 /// So much is read and sent at once.

@@ -11,7 +11,7 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring as provider;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
-use super::serve::ExportError;
+use super::error::ExportError;
 
 /// The longest token.
 const MAX_TOKEN: u64 = 4096;

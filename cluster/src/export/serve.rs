@@ -21,10 +21,16 @@ use podvisor_images::disk_len;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
+use tokio_rustls::rustls::ServerConfig;
 
+use super::body;
+use super::error::ExportError;
 use super::files::{Token, Volume, server_config};
-use super::{Format, TOKEN_HEADER, body};
+use super::format::Format;
 use crate::https::{self, Peer};
+
+/// The header of a request with the token.
+const TOKEN_HEADER: &str = "x-kubevirt-export-token";
 
 /// So many downloads go on at once.
 const MAX_DOWNLOADS: usize = 16;
@@ -53,44 +59,6 @@ pub struct Options {
     pub termination_log: PathBuf,
 }
 
-/// Why volumes are not served.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ExportError {
-    /// The certificate cannot be used.
-    #[error("failed to use {} for the export; delete the pod", .path.display())]
-    Credentials {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// A volume has no disk.
-    #[error("failed to open {}, the disk of the volume {name}", .path.display())]
-    Disk {
-        /// The volume.
-        name: String,
-        /// The file.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// The address is taken.
-    #[error("failed to listen on {address}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// The system has no random numbers.
-    #[error("failed to make a key by which tokens are compared")]
-    Random,
-}
-
 /// Serves the volumes until their time is over, or the process is told to end.
 ///
 /// # Errors
@@ -117,7 +85,17 @@ fn left(until: u64) -> Duration {
 }
 
 async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<(), ExportError> {
-    // What is wrong with a volume itself is known at once.
+    let (exporter, tls) = prepare(options)?;
+    let address = options.listen;
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.map_err(|source| ExportError::Listen { address, source })?;
+    tracing::info!(%address, "serving volumes");
+    serve_on(listener, tls, exporter, stop).await;
+    Ok(())
+}
+
+/// Looks at what is served; what is wrong with a volume itself is known at once.
+fn prepare(options: &Options) -> Result<(Exporter, ServerConfig), ExportError> {
     for volume in &options.volumes {
         open(&volume.path).map_err(|source| ExportError::Disk {
             name: volume.name.clone(),
@@ -125,16 +103,21 @@ async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<(), 
             source,
         })?;
     }
-    let tls = server_config(&options.credentials)?;
-    let address = options.listen;
-    let listener = TcpListener::bind(address).await;
-    let listener = listener.map_err(|source| ExportError::Listen { address, source })?;
-    let exporter = Arc::new(Exporter {
+    let exporter = Exporter {
         volumes: options.volumes.clone(),
         token: Token::new(&options.token)?,
         downloads: Arc::new(Semaphore::new(MAX_DOWNLOADS)),
-    });
-    tracing::info!(%address, "serving volumes");
+    };
+    Ok((exporter, server_config(&options.credentials)?))
+}
+
+async fn serve_on(
+    listener: TcpListener,
+    tls: ServerConfig,
+    exporter: Exporter,
+    stop: impl Future<Output = ()>,
+) {
+    let exporter = Arc::new(exporter);
     let handle = move |request: Request<Incoming>, peer| {
         let exporter = Arc::clone(&exporter);
         async move {
@@ -148,7 +131,6 @@ async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<(), 
         }
     };
     https::serve(listener, tls, handle, stop).await;
-    Ok(())
 }
 
 /// Opens a disk; returns its length.
@@ -299,53 +281,5 @@ fn empty() -> UnsyncBoxBody<Bytes, io::Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn asked(headers: &[(HeaderName, &str)], format: Format) -> Option<Range<u64>> {
-        let headers = headers.iter().map(|(name, value)| {
-            let value = HeaderValue::from_str(value).unwrap();
-            (name.clone(), value)
-        });
-        part(&headers.collect(), format, 10)
-    }
-
-    #[test]
-    fn parts_of_a_raw_disk_are_sent_and_packed_ones_are_whole() {
-        let range = (header::RANGE, "bytes=2-3");
-        assert_eq!(asked(&[], Format::Raw), Some(0..10));
-        assert_eq!(asked(std::slice::from_ref(&range), Format::Raw), Some(2..4));
-        assert_eq!(
-            asked(std::slice::from_ref(&range), Format::Gzip),
-            Some(0..10)
-        );
-        let condition = (header::IF_RANGE, "\"a\"");
-        assert_eq!(asked(&[range, condition], Format::Raw), Some(0..10));
-        assert_eq!(asked(&[(header::RANGE, "bytes=10-")], Format::Raw), None);
-    }
-
-    #[test]
-    fn an_answer_says_which_part_it_is() {
-        let of = |part, format| {
-            let answer = describe(&part, format, 10);
-            let header = |name| {
-                let value = answer.headers().get(name)?;
-                Some(value.to_str().unwrap().to_owned())
-            };
-            let (length, range) = (header("content-length"), header("content-range"));
-            (answer.status().as_u16(), length, range)
-        };
-        assert_eq!(of(0..10, Format::Raw), (200, Some("10".into()), None));
-        assert_eq!(
-            of(2..4, Format::Raw),
-            (206, Some("2".into()), Some("bytes 2-3/10".into()))
-        );
-        assert_eq!(of(0..10, Format::Gzip), (200, None, None));
-    }
-
-    #[test]
-    fn the_time_that_is_left_ends_at_once_when_it_is_over() {
-        assert_eq!(left(0), Duration::ZERO);
-        assert!(left(u64::MAX) > Duration::from_secs(3600));
-    }
-}
+#[path = "serve_tests.rs"]
+mod tests;
