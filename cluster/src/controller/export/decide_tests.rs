@@ -316,3 +316,75 @@ fn a_status_is_decided_once() {
         assert_eq!(scene.decide().status, first.status);
     }
 }
+
+/// All that a pod can be: of this export or another's, going or not, in each phase.
+fn pods() -> Vec<Option<Pod>> {
+    let mut pods = vec![None];
+    for phase in ["Pending", "Running", "Succeeded", "Failed", "Unknown"] {
+        for (is_ready, is_own, goes) in [
+            (false, true, false),
+            (true, true, false),
+            (true, true, true),
+            (true, false, false),
+        ] {
+            let mut pod = pod(phase, is_ready);
+            pod.metadata.deletion_timestamp = goes.then(|| at(START));
+            if !is_own {
+                pod.metadata.owner_references = None;
+            }
+            pods.push(Some(pod));
+        }
+    }
+    pods
+}
+
+#[test]
+fn whatever_is_observed_only_what_is_at_rest_is_served() {
+    let waits = |obstacle: fn(String) -> Obstacle| Source::Waits(obstacle("x".to_owned()));
+    let nothing = Source::Nothing {
+        reason: "VMNoVolumes",
+        message: "x".to_owned(),
+    };
+    let sources = [
+        available(),
+        waits(Obstacle::Missing),
+        waits(Obstacle::Unfilled),
+        waits(Obstacle::InUse),
+        nothing,
+    ];
+    for source in sources {
+        let is_available = matches!(source, Source::Available(_));
+        for pod in pods() {
+            for service in [None, Some(service("u")), Some(service("other"))] {
+                let mut scene = Scene::new(of_claim(), source.clone());
+                (scene.pod, scene.service) = (pod.clone(), service);
+                let decision = scene.decide();
+                let does = |is: fn(&Action) -> bool| decision.actions.iter().any(is);
+                let makes = does(|action| matches!(action, Action::CreatePod { .. }));
+                assert!(
+                    !makes || is_available && scene.pod.is_none(),
+                    "{decision:?}"
+                );
+                let ends = does(|action| matches!(action, Action::DeletePod { .. }));
+                let own = scene
+                    .pod
+                    .as_ref()
+                    .filter(|pod| owns(&scene.export, &pod.metadata));
+                let own = own.filter(|pod| pod.metadata.deletion_timestamp.is_none());
+                assert!(!ends || own.is_some(), "{decision:?}");
+                let is_ready = decision.status.phase == ExportPhase::Ready;
+                assert_eq!(is_ready, decision.status.links.is_some(), "{decision:?}");
+                let may = is_available && own.is_some_and(is_ready_and_runs);
+                assert!(!is_ready || may, "{decision:?}");
+            }
+        }
+    }
+}
+
+fn is_ready_and_runs(pod: &Pod) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    is_ready(pod) && phase == Some("Running")
+}
