@@ -33,9 +33,15 @@ pub(crate) const OVERLAY_ON_RUN: &str = "mkdir upper work && mount -t overlay \
 #[track_caller]
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
-    while !holds() {
+    loop {
+        let asked = Instant::now();
+        if holds() {
+            return;
+        }
         assert!(begin.elapsed() < PATIENCE, "{what} does not come");
-        std::thread::sleep(Duration::from_millis(20));
+        // A command is seconds of an emulated CPU, which the guest that is waited for needs too.
+        let took = asked.elapsed() * 2;
+        std::thread::sleep(took.clamp(Duration::from_millis(20), Duration::from_secs(2)));
     }
 }
 
