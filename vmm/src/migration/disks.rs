@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use podvisor_devices::blk::{ChangeLog, Disk, flush_disk, write_disk, zero_disk};
 
-use super::incoming::ReceiveError;
+use super::error::ReceiveError;
 use super::send::{SendEnd, Sender};
 use super::stream::{Kind, MAX_PAGES, StreamError};
 use crate::memory::runs_of_data;

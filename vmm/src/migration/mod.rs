@@ -4,7 +4,7 @@
 //! * `send.rs` sends pages of memory, within a bandwidth.
 //! * `disks.rs` moves disks that the two hosts do not share.
 //! * `incoming.rs` is the side that the VM moves to ([`IncomingMigration`]); `ahead.rs` is what it
-//!   makes of the VM while the guest still runs.
+//!   makes of the VM while the guest still runs; `error.rs` says why it does not arrive.
 //!
 //! The side that it moves from is part of a VM's lifecycle: `vm/lifecycle/migrate.rs`. Machine
 //! state travels as a snapshot's state file, and memory's log of writes is the
@@ -15,6 +15,7 @@
 
 mod ahead;
 mod disks;
+mod error;
 mod incoming;
 mod send;
 mod stream;
@@ -27,7 +28,8 @@ use std::time::Duration;
 pub(crate) use ahead::VmAhead;
 pub use disks::{MovingDisk, PluggedIdentity};
 pub(crate) use disks::{RunningLog, SECTOR, SourceDisk, encode as encode_disks, encode_plugged};
-pub use incoming::{ArrivedMigration, IncomingMigration, MigrationLimits, ReceiveError};
+pub use error::ReceiveError;
+pub use incoming::{ArrivedMigration, IncomingMigration, MigrationLimits};
 pub(crate) use send::{SendEnd, Sender, Zeroes};
 pub use stream::StreamError;
 pub(crate) use stream::{Kind, Stream};

@@ -6,7 +6,8 @@ use podvisor_devices::GuestRam;
 use podvisor_devices::blk::{Disk, Operation, Submitted};
 
 use super::disks::{MovingDisk, TargetDisks, encode as encode_disks};
-use super::incoming::{IncomingMigration, MigrationLimits, ReceiveError};
+use super::error::ReceiveError;
+use super::incoming::{IncomingMigration, MigrationLimits};
 use super::stream::Kind;
 use crate::memory::{GuestMemory, MemorySize};
 use crate::snapshot::testing::sample;
