@@ -15,8 +15,7 @@ use acpi_tables::madt::{EnabledStatus, ProcessorLocalApic};
 use acpi_tables::{Aml, AmlSink};
 use podvisor_devices::legacy::events;
 
-use super::dsdt::{Code, name};
-use super::slots::DEVICE_CHECK;
+use super::aml::{Code, DEVICE_CHECK, name};
 
 /// The method that tells the guest of CPUs, from anywhere.
 pub(super) const METHOD: &str = "\\_SB_.CCNT";

@@ -10,14 +10,15 @@
 //! * The generic event device, with the power button and the generation ID (`events.rs`).
 
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, ONE,
-    Package, Path, ResourceTemplate, Scope, ZERO,
+    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, ONE,
+    Package, Path, Scope, ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
 use podvisor_devices::legacy::events::Event;
 use podvisor_devices::legacy::{power, serial};
 use podvisor_devices::pci;
 
+use super::aml::{name, resources};
 use super::{MmioWindow, Platform, cpus, events, slots};
 use crate::layout;
 
@@ -97,23 +98,6 @@ fn com1(sink: &mut dyn AmlSink) {
         ],
     )
     .to_aml_bytes(sink);
-}
-
-pub(super) fn name(of: &str, value: &dyn Aml) -> Name {
-    Name::new(Path::new(of), value)
-}
-
-pub(super) fn resources(of: Vec<&dyn Aml>) -> Name {
-    name("_CRS", &ResourceTemplate::new(of))
-}
-
-/// Code that is there already.
-pub(super) struct Code(pub(super) Vec<u8>);
-
-impl Aml for Code {
-    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        sink.vec(&self.0);
-    }
 }
 
 /// An exclusive, edge-triggered interrupt line of a device, like those of ISA in the MP table.

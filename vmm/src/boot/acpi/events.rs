@@ -9,7 +9,7 @@ use acpi_tables::aml::{
 use acpi_tables::{Aml, AmlSink};
 use podvisor_devices::legacy::events::{self, Event, Events};
 
-use super::dsdt::{name, resources};
+use super::aml::{name, resources};
 use crate::layout;
 
 /// The notification of a button that was pressed (§4.8.2.2.1.3), and of a new generation ID.

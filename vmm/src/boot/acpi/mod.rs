@@ -4,8 +4,9 @@
 //! [`write()`] puts them after the MP table, which describes the CPUs and interrupt lines to
 //! kernels without ACPI. They describe a machine of the "hardware-reduced" kind (§4.1): no PIT, no
 //! 8259s, no power management hardware except the sleep control register, by which a guest powers
-//! off. `dsdt.rs` describes the devices.
+//! off. `dsdt.rs` describes the devices; `aml.rs` is what their code has in common.
 
+mod aml;
 mod cpus;
 mod dsdt;
 mod events;

@@ -12,13 +12,12 @@ use acpi_tables::{Aml, AmlSink};
 use podvisor_devices::legacy::events;
 use podvisor_devices::pci::SLOTS;
 
-use super::dsdt::{Code, name};
+use super::aml::{Code, DEVICE_CHECK, name};
 
 /// The method that tells the guest of slots, from anywhere.
 pub(super) const METHOD: &str = "\\_SB_.PCI0.PCNT";
 
-/// Notifications (§5.6.6): look whether a device is there, and release the one that is.
-pub(super) const DEVICE_CHECK: u8 = 1;
+/// The notification (§5.6.6) by which a device is to be released.
 const EJECT_REQUEST: u8 = 3;
 
 /// The parts of the host bridge's scope.
