@@ -4,16 +4,16 @@ use std::any::Any;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use podvisor_devices::virtio::{
-    Command, DeviceType, Fault, HostFault, PollEvents, Poller, Progress, Wait, Worker,
+    Command, DeviceType, HostFault, PollEvents, Poller, Progress, Wait, Worker, WorkerLink,
 };
 use podvisor_devices::vsock::VsockDevice;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::faults::{self, Faults};
 use super::mailbox::Mailbox;
-use super::{DeviceFault, FAULTS_KEPT, Faults, Link};
 
 /// Event data of the mailbox.
 const MAILBOX: u64 = u64::MAX;
@@ -43,7 +43,7 @@ struct Slot {
 #[derive(Debug)]
 pub(crate) struct EventLoop {
     name: String,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<Mailbox<Self>>,
     poller: Poller,
     /// By numbers that are never reused: handles of a removed device must not reach another one.
     slots: BTreeMap<usize, Slot>,
@@ -81,7 +81,7 @@ impl EventLoop {
         &self.name
     }
 
-    pub(super) fn mailbox(&self) -> Arc<Mailbox> {
+    pub(super) fn mailbox(&self) -> Arc<Mailbox<Self>> {
         self.mailbox.clone()
     }
 
@@ -313,14 +313,7 @@ impl EventLoop {
     }
 
     fn keep_fault(&self, device: &str, fault: HostFault) {
-        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
-        if faults.len() == FAULTS_KEPT {
-            faults.remove(0);
-        }
-        faults.push(DeviceFault {
-            device: device.to_owned(),
-            fault: Arc::new(Fault::Host(fault)),
-        });
+        faults::keep(&self.faults, device, fault);
     }
 
     /// Keeps the backend registered exactly while the device is serving.
@@ -422,6 +415,41 @@ impl EventLoop {
 impl Drop for EventLoop {
     fn drop(&mut self) {
         self.mailbox.close();
+    }
+}
+
+/// The link to one worker: its loop's mailbox, and its place there.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    pub(super) mailbox: Arc<Mailbox<EventLoop>>,
+    pub(super) slot: usize,
+}
+
+impl Link {
+    /// Returns whether the loop has started: before that, commands wait.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.mailbox.is_served()
+    }
+
+    /// Sends a command; `false` if the loop is gone.
+    pub(crate) fn try_send(&self, command: Command) -> bool {
+        let slot = self.slot;
+        self.mailbox.send(Box::new(move |event_loop| {
+            event_loop.command(slot, command)
+        }))
+    }
+
+    /// Moves the worker to a place that another loop has reserved for it. This link stays valid.
+    pub(crate) fn move_to(&self, to: Self) {
+        let slot = self.slot;
+        self.mailbox
+            .send(Box::new(move |event_loop| event_loop.move_to(slot, to)));
+    }
+}
+
+impl WorkerLink for Link {
+    fn send(&self, command: Command) {
+        self.try_send(command);
     }
 }
 

@@ -9,22 +9,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use podvisor_devices::virtio::Wake;
 
-use super::EventLoop;
-
-/// Work that a loop does between two turns of its devices.
-pub(super) type LoopCommand = Box<dyn FnOnce(&mut EventLoop) + Send>;
+/// Work that a loop `L` does between two turns of its devices.
+pub(super) type LoopCommand<L> = Box<dyn FnOnce(&mut L) + Send>;
 
 /// Commands in the order in which they were sent.
-pub(super) struct Mailbox {
+pub(super) struct Mailbox<L> {
     /// `None` if the loop is gone.
-    commands: Mutex<Option<VecDeque<LoopCommand>>>,
+    commands: Mutex<Option<VecDeque<LoopCommand<L>>>>,
     pending: AtomicBool,
     /// Whether a thread executes commands, or is about to.
     served: AtomicBool,
     wake: Wake,
 }
 
-impl fmt::Debug for Mailbox {
+impl<L> fmt::Debug for Mailbox<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mailbox")
             .field("pending", &self.pending)
@@ -32,7 +30,7 @@ impl fmt::Debug for Mailbox {
     }
 }
 
-impl Mailbox {
+impl<L> Mailbox<L> {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             commands: Mutex::new(Some(VecDeque::new())),
@@ -43,7 +41,7 @@ impl Mailbox {
     }
 
     /// Appends a command; `false`, without appending it, if the loop is gone.
-    pub(super) fn send(&self, command: LoopCommand) -> bool {
+    pub(super) fn send(&self, command: LoopCommand<L>) -> bool {
         let mut commands = self.lock();
         let Some(list) = commands.as_mut() else {
             return false;
@@ -72,7 +70,7 @@ impl Mailbox {
     }
 
     /// Takes all commands.
-    pub(super) fn take(&self) -> VecDeque<LoopCommand> {
+    pub(super) fn take(&self) -> VecDeque<LoopCommand<L>> {
         let mut commands = self.lock();
         if self.pending.swap(false, Ordering::SeqCst) {
             self.wake.take();
@@ -98,7 +96,7 @@ impl Mailbox {
         self.wake.as_fd()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<VecDeque<LoopCommand>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<VecDeque<LoopCommand<L>>>> {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,8 +8,10 @@ use std::time::Duration;
 use podvisor_devices::virtio::{Placement, Worker};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::event_loop::{EventLoop, Link};
+use super::faults::Faults;
+use super::loops::{Loops, SHARED_LOOP_NAME};
 use super::mailbox::Mailbox;
-use super::{EventLoop, Faults, Link, Loops, SHARED_LOOP_NAME};
 
 /// How long a loop may be busy with something else.
 const LOOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -132,7 +134,7 @@ fn new_loop(name: String, faults: &Faults) -> io::Result<(EventLoop, Link)> {
 
 /// Makes a loop do something, and waits for the result.
 fn ask<R: Send + 'static>(
-    mailbox: &Mailbox,
+    mailbox: &Mailbox<EventLoop>,
     work: impl FnOnce(&mut EventLoop) -> R + Send + 'static,
 ) -> io::Result<R> {
     let (done, wait) = sync_channel(1);
