@@ -123,3 +123,11 @@ pub enum SnapshotError {
         source: RestoreError,
     },
 }
+
+impl SnapshotError {
+    /// Returns what makes it of the error of a device that does not take its saved state.
+    pub(crate) fn of_device(name: &str) -> impl FnOnce(RestoreError) -> Self {
+        let device = name.to_owned();
+        move |source| Self::Device { device, source }
+    }
+}

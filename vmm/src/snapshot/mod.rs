@@ -9,7 +9,8 @@
 //! * `working_set.rs` lists the pages that VMs write first.
 //!
 //! The memory file is written and mapped by the [memory](crate::memory) module. How a VM gathers
-//! all this is part of its lifecycle, in `vm/lifecycle/save.rs` and `vm/lifecycle/restore.rs`.
+//! all this is part of its lifecycle, in `vm/lifecycle/save.rs`; `vm/builder/saved_state.rs` sets it
+//! in a new one.
 //!
 //! A snapshot is untrusted input: whoever can write one controls what the guest does, but nothing
 //! in it makes this process panic, hang or access what is not the guest's.

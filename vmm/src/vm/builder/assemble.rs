@@ -8,19 +8,19 @@ use kvm_ioctls::Kvm;
 use podvisor_devices::mem::MemDevice;
 use podvisor_devices::virtio::VirtioDevice;
 
-use super::error::{BuildError, ConfigError, ConfigErrors};
+use super::hardware::Hardware;
 use crate::cpuid;
 use crate::memory::{GuestMemory, MemoryShape};
 use crate::snapshot::Identity;
+use crate::vm::control::Control;
 use crate::vm::devices::images::Images;
-use crate::vm::hardware::Hardware;
+use crate::vm::error::{BuildError, ConfigError, ConfigErrors};
 use crate::vm::hardware::pci::PciRoot;
-use crate::vm::lifecycle::Seccomp;
-use crate::vm::lifecycle::control::Control;
-use crate::vm::vcpu::add::SpareVcpu;
+use crate::vm::lifecycle::{StartParts, Vm};
+use crate::vm::seccomp::Seccomp;
 use crate::vm::vcpu::kick::Kicker;
+use crate::vm::vcpu::spare::SpareVcpu;
 use crate::vm::vcpu::{Machine, VcpuContext, VcpuCounters};
-use crate::vm::{StartParts, Vm};
 
 /// The device that plugs and unplugs memory, if the VM has hotplug memory.
 pub(super) fn memory_device(

@@ -1,45 +1,46 @@
 //! A VM that boots a kernel.
 
 use kvm_ioctls::Kvm;
-use podvisor_devices::legacy::events::{Event, Events};
+use podvisor_devices::legacy::events::Event;
 
 use super::assemble::{assemble, check_address_space, memory_device};
-use super::error::BuildError;
-use super::validate::Validated;
-use super::{Parts, VmBuilder};
+use super::hardware::{Begin, Board, Hardware, Vcpus, write_generation_id};
+use super::settings::{Boot, Parts, VmBuilder};
 use crate::boot::{self, Firmware, Initramfs, Kernel, Platform, Smbios};
-use crate::memory::{GuestMemory, MemorySize};
+use crate::memory::{GuestMemory, MemoryShape, MemorySize};
 use crate::transport::Transport;
-use crate::vm::Vm;
 use crate::vm::devices::attach::{self, GivenDevice};
 use crate::vm::devices::images::{self, Images};
-use crate::vm::hardware::events::write_generation_id;
-use crate::vm::hardware::{Begin, Board, Hardware, Vcpus};
-use crate::vm::lifecycle::threads::in_parallel;
+use crate::vm::error::BuildError;
+use crate::vm::lifecycle::Vm;
+use crate::vm::threads::in_parallel;
 use crate::{cpuid, kvm};
 
 /// Makes Linux bring plugged memory online: as movable memory, which can be unplugged again, in
 /// proportion to its other memory.
 const ONLINE: &str = "memhp_default_state=online memory_hotplug.online_policy=auto-movable";
 
-/// What a VM boots, in a [`VmBuilder`].
-#[derive(Debug, Default)]
-pub struct Boot {
-    pub(super) kernel: Option<Kernel>,
-    pub(super) firmware: Option<Firmware>,
-    pub(super) initramfs: Option<Initramfs>,
-    pub(super) cmdline: String,
-    pub(super) vcpus: Option<u8>,
-    pub(super) max_vcpus: Option<u8>,
-    pub(super) memory: Option<MemorySize>,
-    pub(super) hotplug_memory: Option<MemorySize>,
+/// A valid configuration of a VM that boots.
+#[derive(Debug)]
+pub(super) struct ValidBoot {
+    pub(super) kernel: Kernel,
+    pub(super) vcpus: u8,
+    pub(super) max_vcpus: u8,
+    pub(super) memory: MemoryShape,
     pub(super) transport: Transport,
-    pub(super) events: Events,
-    pub(super) smbios: Option<Smbios>,
+    /// Whether the kernel is a firmware.
+    pub(super) has_firmware: bool,
+}
+
+impl Vm {
+    /// Starts a configuration.
+    pub fn builder() -> VmBuilder {
+        VmBuilder::new()
+    }
 }
 
 impl VmBuilder {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self {
             source: Boot::default(),
             parts: Parts::default(),
@@ -173,8 +174,8 @@ impl VmBuilder {
     }
 }
 
-fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, BuildError> {
-    let Validated {
+fn boot_on(kvm: Kvm, builder: VmBuilder, validated: ValidBoot) -> Result<Vm, BuildError> {
+    let ValidBoot {
         kernel,
         vcpus,
         max_vcpus,

@@ -3,7 +3,7 @@
 use kvm_ioctls::VmFd;
 
 use crate::kvm::{self, KvmError};
-use crate::vm::lifecycle::threads::Ahead;
+use crate::vm::threads::Ahead;
 
 /// A VM of KVM's without vCPUs, memory or devices, which is created on a thread of its own.
 ///

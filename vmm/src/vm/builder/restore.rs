@@ -1,19 +1,22 @@
-//! A VM that continues from a snapshot.
+//! A VM that continues from a snapshot, or that has moved here.
+
+use std::error::Error;
+use std::io::{Read, Write};
 
 use kvm_ioctls::Kvm;
 use podvisor_devices::legacy::events::Events;
 
 use super::assemble::{assemble, check_address_space, memory_device};
-use super::error::BuildError;
-use super::{Parts, VmBuilder};
-use crate::migration::VmAhead;
+use super::hardware::{Begin, Board, Hardware, Vcpus};
+use super::saved_state;
+use super::settings::{Parts, VmBuilder};
+use crate::migration::{ArrivedMigration, ReceiveError, VmAhead};
 use crate::snapshot::Snapshot;
-use crate::vm::Vm;
 use crate::vm::devices::attach::GivenDevice;
 use crate::vm::devices::images::{self, Images};
-use crate::vm::hardware::{Begin, Board, Hardware, Vcpus};
-use crate::vm::lifecycle::restore;
-use crate::vm::lifecycle::threads::in_parallel;
+use crate::vm::error::BuildError;
+use crate::vm::lifecycle::Vm;
+use crate::vm::threads::in_parallel;
 use crate::{cpuid, kvm};
 
 /// The snapshot from which a VM continues, in a [`RestoreBuilder`].
@@ -49,7 +52,7 @@ impl Snapshot {
 
 impl RestoreBuilder {
     /// Uses what was made of the VM before its state was known.
-    pub(crate) fn made_ahead(mut self, ahead: Option<VmAhead>) -> Self {
+    fn made_ahead(mut self, ahead: Option<VmAhead>) -> Self {
         self.source.ahead = ahead;
         self
     }
@@ -90,6 +93,26 @@ impl RestoreBuilder {
     }
 }
 
+impl<S: Read + Write> ArrivedMigration<S> {
+    /// Returns a builder of the VM, which needs the devices that were announced. One VM can be
+    /// built. [`Self::start`] starts it.
+    pub fn builder(&self) -> RestoreBuilder {
+        self.snapshot().builder().made_ahead(self.take_ahead())
+    }
+
+    /// Takes the VM from the other side, which ends it there, and starts `vm`, which was built here
+    /// and has not been started; one that arrives paused is left as it is.
+    ///
+    /// # Errors
+    /// See [`ReceiveError`]; `vm` has not been started then.
+    pub fn start(self, vm: &Vm) -> Result<(), ReceiveError> {
+        self.take(|| {
+            vm.start()
+                .map_err(|error| -> Box<dyn Error + Send + Sync> { error.into() })
+        })
+    }
+}
+
 fn restore_on(kvm: Kvm, builder: RestoreBuilder) -> Result<Vm, BuildError> {
     let VmBuilder { source, parts } = builder;
     let snapshot = &source.snapshot;
@@ -101,7 +124,7 @@ fn restore_on(kvm: Kvm, builder: RestoreBuilder) -> Result<Vm, BuildError> {
         let place = place.min(devices.len());
         devices.splice(place..place, own);
     }
-    let devices = restore::device_states(devices, &state.devices)?;
+    let devices = saved_state::device_states(devices, &state.devices)?;
     let here = cpuid::guest_cpuid(&kvm, snapshot.max_vcpus(), None)?;
     snapshot.check_cpu(here.as_slice())?;
     let end = images::end(&devices, state.memory);
@@ -131,7 +154,7 @@ fn restore_on(kvm: Kvm, builder: RestoreBuilder) -> Result<Vm, BuildError> {
             snapshot.check_same_cpu(here.as_slice(), vcpu)?;
         }
         images.insert(&hardware.bus)?;
-        restore::machine(&mut hardware, state)?;
+        saved_state::machine(&mut hardware, state)?;
         if let Some(saved) = &state.serial {
             let out = serial.unwrap_or_else(|| Box::new(std::io::sink()));
             hardware.add_serial(out, Some(saved))?;

@@ -1,15 +1,19 @@
 //! Mistakes that a builder refuses without KVM.
 
-use podvisor_devices::mem::{MemDevice, MemRegion};
+use std::io::Write as _;
 
-use super::boot::{has_parameter, with_parameters};
-use super::validate::Validated;
+use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
+use podvisor_devices::mem::{MemDevice, MemRegion};
+use podvisor_devices::vsock::VsockDevice;
+
+use super::boot::{ValidBoot, has_parameter, with_parameters};
 use super::*;
 use crate::boot::Kernel;
 use crate::layout;
 use crate::memory::{self, MemorySize, PAGE_SIZE};
 use crate::transport::Transport;
-use crate::vm::Vm;
+use crate::vm::error::{BuildError, ConfigError, ConfigErrors};
+use crate::vm::lifecycle::Vm;
 
 #[test]
 fn parameters_go_before_the_arguments_of_init() {
@@ -149,7 +153,7 @@ fn kernel() -> Kernel {
     Kernel::from_file(file).unwrap()
 }
 
-fn accepted(builder: VmBuilder, max_vcpus: u8) -> Validated {
+fn accepted(builder: VmBuilder, max_vcpus: u8) -> ValidBoot {
     let mut builder = builder.kernel(kernel());
     builder.validate(max_vcpus).unwrap()
 }

@@ -6,30 +6,19 @@ use std::collections::BTreeSet;
 use podvisor_devices::mem::MemDevice;
 use podvisor_devices::virtio::DeviceType;
 
-use super::boot::Boot;
-use super::error::{BuildError, ConfigError, ConfigErrors};
-use super::{Parts, RestoreBuilder, VmBuilder};
-use crate::boot::{self, Firmware, Kernel, Smbios};
+use super::boot::ValidBoot;
+use super::restore::RestoreBuilder;
+use super::settings::{Boot, Parts, VmBuilder};
+use crate::boot::{self, Firmware, Smbios};
 use crate::cpuid;
 use crate::memory::{self, HOTPLUG_UNIT, MemoryShape, MemorySize, PAGE_SIZE};
 use crate::transport::Transport;
 use crate::vm::devices::id::{self, IdFault};
-
-/// A valid configuration of a VM that boots.
-#[derive(Debug)]
-pub(super) struct Validated {
-    pub(super) kernel: Kernel,
-    pub(super) vcpus: u8,
-    pub(super) max_vcpus: u8,
-    pub(super) memory: MemoryShape,
-    pub(super) transport: Transport,
-    /// Whether the kernel is a firmware.
-    pub(super) has_firmware: bool,
-}
+use crate::vm::error::{BuildError, ConfigError, ConfigErrors};
 
 impl VmBuilder {
     /// Finds everything that is wrong, where KVM takes `max_vcpus` vCPUs.
-    pub(super) fn validate(&mut self, max_vcpus: u8) -> Result<Validated, BuildError> {
+    pub(super) fn validate(&mut self, max_vcpus: u8) -> Result<ValidBoot, BuildError> {
         let Boot {
             kernel,
             firmware,
@@ -95,7 +84,7 @@ impl VmBuilder {
         errors.extend(identity.map(|(field, why)| ConfigError::Smbios { field, why }));
         let firmware = self.source.firmware.take().map(Firmware::into_kernel);
         match firmware.or_else(|| self.source.kernel.take()) {
-            Some(kernel) if errors.is_empty() => Ok(Validated {
+            Some(kernel) if errors.is_empty() => Ok(ValidBoot {
                 kernel,
                 vcpus,
                 max_vcpus: most,

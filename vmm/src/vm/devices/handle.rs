@@ -22,7 +22,7 @@ use podvisor_devices::vsock::VsockDevice;
 use super::attach::AttachedDevice;
 use crate::memory::MemorySize;
 use crate::vm::hardware::io::Link;
-use crate::vm::lock;
+use crate::vm::lock::lock;
 
 /// How long a call waits for a device that is busy. On an overloaded node, or with a small CPU
 /// share, a thread may not run for seconds.

@@ -13,9 +13,9 @@ use podvisor_devices::virtio::{RateLimit, RestoreError};
 use super::attach::NewDevice;
 use crate::kvm::KvmError;
 use crate::memory::{GuestMemory, MemoryShape, next_image};
-use crate::vm::builder::BuildError;
+use crate::snapshot::SnapshotError;
+use crate::vm::error::BuildError;
 use crate::vm::hardware::bus::{Bus, BusDevice};
-use crate::vm::lifecycle::restore;
 
 /// The interval of log lines about a guest that writes to an image.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -73,7 +73,9 @@ impl Images {
             let region = device.region();
             if region.start < free {
                 let what = "a memory image where none can be";
-                return Err(restore::refused(&new.name)(RestoreError::Invalid { what }).into());
+                return Err(
+                    SnapshotError::of_device(&new.name)(RestoreError::Invalid { what }).into(),
+                );
             }
             free = region.start.saturating_add(region.len);
             memory.add_image(region, device.file(), device.file_len())?;

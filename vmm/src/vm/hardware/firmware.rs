@@ -5,45 +5,23 @@ use std::sync::{Arc, Mutex};
 use podvisor_devices::legacy::cmos;
 use podvisor_devices::legacy::firmware::{FirmwareDevices, TIMER_PORT, TIMER_PORTS};
 use podvisor_devices::legacy::power::PowerRequest;
-use podvisor_devices::virtio::SavedDevice;
 
-use super::Hardware;
-use super::bus::BusDevice;
-use crate::vm::builder::BuildError;
-use crate::vm::lifecycle::restore;
-use crate::vm::lock;
+use super::bus::{AddressMap, BusDevice, RangeTaken};
+use crate::vm::lock::lock;
 
 /// The devices behind the ports.
 pub(crate) type FirmwarePorts = Arc<Mutex<FirmwareDevices>>;
 
-impl Hardware {
-    /// Adds a firmware's clock and timer, in a saved state or as after RESET.
-    pub(crate) fn add_firmware_devices(
-        &mut self,
-        saved: Option<&SavedDevice>,
-    ) -> Result<(), BuildError> {
-        let devices = match saved {
-            None => FirmwareDevices::default(),
-            Some(saved) => {
-                FirmwareDevices::restored(saved).map_err(restore::refused("firmware"))?
-            }
-        };
-        let devices = Arc::new(Mutex::new(devices));
-        self.firmware = Some(devices.clone());
-        let ports = &self.bus.ports;
-        // Of these, other VMs have ports without a clock.
-        for port in cmos::PORT..cmos::PORT + cmos::PORTS {
-            ports.remove(port.into());
-        }
-        let clock = ClockPorts(devices.clone());
-        ports
-            .insert(cmos::PORT.into(), cmos::PORTS.into(), Arc::new(clock))
-            .and_then(|()| {
-                let timer = TimerPorts(devices);
-                ports.insert(TIMER_PORT.into(), TIMER_PORTS.into(), Arc::new(timer))
-            })
-            .map_err(|error| BuildError::Addresses(Box::new(error)))
+/// Puts a firmware's clock and timer at their ports.
+pub(crate) fn insert(ports: &AddressMap, devices: &FirmwarePorts) -> Result<(), RangeTaken> {
+    // Of these, other VMs have ports without a clock.
+    for port in cmos::PORT..cmos::PORT + cmos::PORTS {
+        ports.remove(port.into());
     }
+    let clock = ClockPorts(devices.clone());
+    ports.insert(cmos::PORT.into(), cmos::PORTS.into(), Arc::new(clock))?;
+    let timer = TimerPorts(devices.clone());
+    ports.insert(TIMER_PORT.into(), TIMER_PORTS.into(), Arc::new(timer))
 }
 
 /// Index and data port of the clock.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use kvm_ioctls::VmFd;
 use podvisor_devices::virtio::InterruptLine;
 
-use crate::vm::lock;
+use crate::vm::lock::lock;
 
 /// A line, raised by ioctl from the thread that has the interrupt.
 ///

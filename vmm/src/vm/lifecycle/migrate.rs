@@ -1,4 +1,4 @@
-//! Moves a running VM to another host, and starts one that has moved here.
+//! Moves a running VM to another host.
 //!
 //! | state | here | there | if anything fails |
 //! | --- | --- | --- | --- |
@@ -11,7 +11,6 @@
 //! So at most one copy runs: the other side starts it only after it was told that it is given away,
 //! and this side, having begun to say so, does not resume it by itself.
 
-use std::error::Error;
 use std::io::{self, Read, Write};
 use std::ops::{ControlFlow, Range};
 use std::sync::MutexGuard;
@@ -19,21 +18,22 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use podvisor_devices::blk::read_disk;
 
-use super::control::Outcome;
-use super::exit::VmExit;
 use super::save::TakeSnapshotError;
-use super::state::State;
 use super::throttle::Throttle;
+use super::vm::{PAUSE_TIMEOUT, Vm, VmError};
 use crate::kvm::KvmError;
 use crate::memory::{MemoryError, MemoryLog, PageSet};
 use crate::migration::{
-    ArrivedMigration, Kind, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep,
-    MovingDisk, ReceiveError, RunningLog, SECTOR, SendEnd, Sender, SourceDisk, Stream, StreamError,
-    Zeroes, encode_disks, encode_plugged,
+    Kind, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep, MovingDisk,
+    RunningLog, SECTOR, SendEnd, Sender, SourceDisk, Stream, StreamError, Zeroes, encode_disks,
+    encode_plugged,
 };
 use crate::snapshot::{Identity, MachineState, encode_moving};
+use crate::vm::control::Outcome;
 use crate::vm::devices::handle::{BlockHandle, HandleError, ask};
-use crate::vm::{PAUSE_TIMEOUT, RestoreBuilder, Vm, VmError, lock};
+use crate::vm::exit::VmExit;
+use crate::vm::lock::lock;
+use crate::vm::state::State;
 
 /// Why a VM did not move. It is as it was before, except after [`Self::InDoubt`].
 #[derive(Debug, thiserror::Error)]
@@ -524,26 +524,6 @@ fn sends_within(left: u64, time: Duration, bytes: u64, took: Duration) -> bool {
 /// that takes longer than the pause does anyway.
 fn shrinks(left: u64, paused: Duration, bytes: u64, took: Duration) -> bool {
     left <= bytes / 2 && !sends_within(left, paused, bytes, took)
-}
-
-impl<S: Read + Write> ArrivedMigration<S> {
-    /// Returns a builder of the VM, which needs the devices that were announced. One VM can be
-    /// built. [`Self::start`] starts it.
-    pub fn builder(&self) -> RestoreBuilder {
-        self.snapshot().builder().made_ahead(self.take_ahead())
-    }
-
-    /// Takes the VM from the other side, which ends it there, and starts `vm`, which was built here
-    /// and has not been started; one that arrives paused is left as it is.
-    ///
-    /// # Errors
-    /// See [`ReceiveError`]; `vm` has not been started then.
-    pub fn start(self, vm: &Vm) -> Result<(), ReceiveError> {
-        self.take(|| {
-            vm.start()
-                .map_err(|error| -> Box<dyn Error + Send + Sync> { error.into() })
-        })
-    }
 }
 
 #[cfg(test)]

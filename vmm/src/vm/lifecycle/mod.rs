@@ -1,25 +1,17 @@
-//! The life of a VM: its states, its threads, its end, and its snapshots.
+//! The life of a VM: its handle, its threads, its snapshots, and its way to another host.
 //!
-//! * `state.rs` is the transition table; `control.rs` is what threads agree on.
-//! * `start.rs` starts threads and waits for their end; `threads.rs` is how they are created, and
-//!   `seccomp.rs` what they may do.
-//! * `exit.rs` says why a VM ended.
-//! * `save.rs` gathers a paused VM's state for a snapshot, `restore.rs` sets it in a new VM.
+//! * `vm.rs` is the handle, and how a VM is paused, resumed and ended.
+//! * `start.rs` starts threads and waits for their end.
+//! * `save.rs` gathers a paused VM's state for a snapshot.
 //! * `migrate.rs` moves a running VM to another host, `throttle.rs` slows it down for that.
 
-pub(crate) mod control;
-mod exit;
 mod migrate;
-pub(crate) mod restore;
 mod save;
-mod seccomp;
 pub(crate) mod start;
-mod state;
-pub(crate) mod threads;
 mod throttle;
+mod vm;
 
-pub use exit::{Poison, PoisonCause, Registers, VmExit};
 pub use migrate::MigrateError;
 pub use save::TakeSnapshotError;
-pub use seccomp::Seccomp;
-pub use state::{Action, State};
+pub(crate) use vm::StartParts;
+pub use vm::{Vm, VmError};

@@ -6,6 +6,7 @@ use std::sync::MutexGuard;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use super::vm::{Vm, VmError};
 use crate::kvm::KvmError;
 use crate::snapshot::{
     self, ChipState, DeviceState, Identity, MachineState, SnapshotError, VcpuState, WorkingSet,
@@ -13,7 +14,8 @@ use crate::snapshot::{
 use crate::vm::devices::attach::AttachedDevice;
 use crate::vm::devices::handle::{HandleError, ask};
 use crate::vm::hardware::pci::PciRoot;
-use crate::vm::{Action, Vm, VmError, lock};
+use crate::vm::lock::lock;
+use crate::vm::state::Action;
 
 /// Why a snapshot of a VM was not taken.
 #[derive(Debug, thiserror::Error)]

@@ -1,20 +1,22 @@
 //! How a VM's threads start and end.
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Instant;
 
 use kvm_ioctls::VcpuFd;
 use podvisor_devices::virtio::DeviceType;
 use tracing::Span;
 
-use super::control::Outcome;
-use super::exit::{Poison, PoisonCause, VmExit};
-use super::seccomp::{self, Seccomp, ThreadKind};
-use super::threads::{STACK_SIZE, SignalsBlocked};
+use super::vm::{PAUSE_TIMEOUT, Vm, VmError};
+use crate::vm::control::Outcome;
+use crate::vm::exit::{Poison, PoisonCause, VmExit};
 use crate::vm::hardware::io::{EventLoop, NamedQueue, Service};
+use crate::vm::lock::lock;
+use crate::vm::seccomp::{self, Seccomp, ThreadKind};
+use crate::vm::state::Action;
+use crate::vm::threads::{self, STACK_SIZE, SignalsBlocked};
 use crate::vm::vcpu::{self, VcpuContext};
-use crate::vm::{Action, PAUSE_TIMEOUT, Vm, VmError, lock};
 
 /// The work of a thread. The VM cannot continue after an error.
 type Body = Box<dyn FnOnce() -> Result<(), PoisonCause> + Send>;
@@ -175,16 +177,12 @@ impl Vm {
             if ended || thread.is_finished() {
                 let _ = thread.join();
             } else {
-                let name = thread_name(&thread);
+                let name = threads::name(&thread);
                 tracing::warn!(name, "abandoned a blocked thread of a stopped VM");
                 lock(&self.abandoned).push(thread);
             }
         }
     }
-}
-
-pub(crate) fn thread_name(thread: &JoinHandle<()>) -> String {
-    thread.thread().name().unwrap_or("unnamed").to_owned()
 }
 
 /// Counts a thread out when it ends, and poisons the VM if it panicked.

@@ -419,7 +419,7 @@ fn eventfds_of_queues_neither_block_nor_reach_other_programs() {
     use rustix::io::{FdFlags, fcntl_getfd};
     use std::os::fd::{AsRawFd, BorrowedFd};
 
-    let kicks = crate::vm::devices::attach::kicks(3).unwrap();
+    let kicks = crate::vm::hardware::transport::kicks(3).unwrap();
     assert_eq!(kicks.len(), 3);
     for kick in &kicks {
         // SAFETY: the eventfd lives longer.

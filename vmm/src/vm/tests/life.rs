@@ -8,7 +8,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use super::*;
 use crate::kvm::{self, KvmError};
-use crate::vm::lifecycle::threads::Ahead;
+use crate::vm::threads::Ahead;
 use crate::vm::{Action, BuildError, EarlyVm, PoisonCause, Seccomp, State, VmError, VmExit};
 
 #[test]

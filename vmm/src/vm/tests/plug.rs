@@ -10,8 +10,8 @@ use podvisor_devices::vsock::VsockDevice;
 use super::devices::{BUFFER, RINGS, bytes, fill, request};
 use super::pci::on_pci;
 use super::*;
+use crate::vm::control::Outcome;
 use crate::vm::devices::attach::TransportRegisters;
-use crate::vm::lifecycle::control::Outcome;
 use crate::vm::{Action, HandleError, PlugError, State};
 use crate::{PciAddress, Transport, VmExit};
 
@@ -217,7 +217,9 @@ fn a_device_that_is_unplugged_under_its_driver_is_gone_and_the_guest_runs_on() {
 fn a_late_write_of_a_device_that_is_gone_does_not_move_the_next_one_in_its_slot() {
     let guest = on_pci(VmBuilder::rng);
     guest.function(1);
-    let TransportRegisters::Pci(old) = crate::vm::lock(&guest.vm.devices)[0].registers.clone()
+    let TransportRegisters::Pci(old) = crate::vm::lock::lock(&guest.vm.devices)[0]
+        .registers
+        .clone()
     else {
         panic!("it is on PCI");
     };

@@ -13,7 +13,7 @@ use podvisor_devices::vsock::VsockDevice;
 
 use super::devices::{BUFFER, RINGS, bytes, fill, one_queue, request};
 use super::*;
-use crate::vm::lifecycle::control::Outcome;
+use crate::vm::control::Outcome;
 use crate::vm::{Action, BuildError, RestoreBuilder, State, TakeSnapshotError, VmExit};
 use crate::{SnapshotError, SnapshotFormatError};
 

@@ -25,7 +25,7 @@ fn disk() -> FileDisk {
 /// Returns the number of threads that a VM waits for at its end.
 fn counted(vm: &Vm) -> usize {
     let counted = vm.control().lock().threads;
-    assert_eq!(crate::vm::lock(&vm.threads).len(), counted);
+    assert_eq!(crate::vm::lock::lock(&vm.threads).len(), counted);
     counted
 }
 
@@ -57,7 +57,7 @@ fn each_thread_is_counted_whenever_it_came_and_no_more_once_it_is_gone() {
     wait_for("the end of its threads", || {
         guest.vm.control().lock().threads == 8
     });
-    let threads = || crate::vm::lock(&guest.vm.threads).len();
+    let threads = || crate::vm::lock::lock(&guest.vm.threads).len();
     assert!((8..=11).contains(&threads()));
     wait_for("threads that have ended to be forgotten", || {
         let rng = guest.vm.plug(RngDevice::new()).unwrap().name;
@@ -244,7 +244,7 @@ fn what_is_printed_for_debugging_names_states_devices_and_threads() {
     let guest = Guest::start(VmBuilder::rng);
     let rng = guest.vm.device::<RngDevice>("rng0").unwrap();
     let context = &guest.vm.context;
-    let link = crate::vm::lock(&guest.vm.devices)[0].link.clone();
+    let link = crate::vm::lock::lock(&guest.vm.devices)[0].link.clone();
     for (printed, part) in [
         (format!("{:?}", guest.vm), "state: Running"),
         (format!("{:?}", *context.control.lock()), "parked: 0"),

@@ -117,7 +117,7 @@ pub(crate) fn await_pending(patience: Duration) -> Option<Pending> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::lifecycle::threads::SignalsBlocked;
+    use crate::vm::threads::SignalsBlocked;
 
     #[test]
     fn a_kick_ends_a_wait_and_none_is_taken_twice() {

@@ -1,11 +1,11 @@
 //! A vCPU and the thread that runs it.
 //!
 //! `kick.rs` gets a thread out of guest code, `retry.rs` decides how often a `KVM_RUN` that failed
-//! is tried again, `add.rs` adds vCPUs to a running guest.
+//! is tried again, `spare.rs` keeps a vCPU that has no thread yet.
 
-pub(crate) mod add;
 pub(crate) mod kick;
 mod retry;
+pub(crate) mod spare;
 
 use std::fmt;
 use std::io;
@@ -18,12 +18,12 @@ use podvisor_devices::legacy::power::PowerRequest;
 
 use crate::kvm::{self, KvmError};
 use crate::memory::GuestMemory;
+use crate::vm::control::{Control, Outcome, Request};
 use crate::vm::devices::images::Images;
+use crate::vm::exit::{Poison, PoisonCause, Registers, VmExit};
 use crate::vm::hardware::bus::Bus;
 use crate::vm::hardware::io::Loops;
 use crate::vm::hardware::pci::AddressWrites;
-use crate::vm::lifecycle::control::{Control, Outcome, Request};
-use crate::vm::lifecycle::{Poison, PoisonCause, Registers, VmExit};
 use kick::{Kicker, Pending};
 use retry::{Refusals, Retry};
 

@@ -51,7 +51,7 @@ impl Function {
     ) -> Result<(), RestoreError> {
         let mut transport = self.lock();
         transport.restore(saved, running)?;
-        self.windows.set(self, transport.window());
+        self.windows.set(self.slot, self, transport.window());
         Ok(())
     }
 
@@ -75,7 +75,7 @@ impl PciFunction for Function {
         let after = transport.window();
         if before != after {
             // Under the lock, so that the last of two vCPUs' moves counts.
-            self.windows.set(self, after);
+            self.windows.set(self.slot, self, after);
         }
     }
 }

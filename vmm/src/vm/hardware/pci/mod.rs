@@ -17,16 +17,16 @@ mod windows;
 use std::sync::Arc;
 
 use kvm_ioctls::VmFd;
+use podvisor_devices::legacy::power::PowerRequest;
 use podvisor_devices::pci::{ADDRESS_PORT, HostBridge, PORTS, PciBus};
 use podvisor_devices::virtio::transport::TransportParts;
 use podvisor_devices::virtio::transport::pci::{BAR_SIZE, PciInterrupt, PciTransport};
 
 use super::bus::{Bus, BusDevice};
+use super::transport::{TransportHandle, TransportSetup, kicks};
 use crate::layout;
-use crate::vm::builder::BuildError;
-use crate::vm::devices::attach::{self, TransportHandle, TransportRegisters, TransportSetup};
+use crate::vm::error::BuildError;
 use message::Messages;
-use podvisor_devices::legacy::power::PowerRequest;
 use windows::Windows;
 
 pub(crate) use address_writes::AddressWrites;
@@ -66,12 +66,12 @@ impl PciRoot {
         &self,
         slot: Option<u8>,
         connection: TransportSetup<'_>,
-    ) -> Result<TransportHandle, BuildError> {
+    ) -> Result<TransportHandle<Arc<Function>>, BuildError> {
         let TransportSetup { info, link, mem } = connection;
         let slot = slot
             .or_else(|| self.bus.free_slot())
             .ok_or(BuildError::NoPciSlot)?;
-        let kicks = attach::kicks(info.queue_sizes.len())?;
+        let kicks = kicks(info.queue_sizes.len())?;
         let messages = Messages::new(&self.vm);
         let irq = Arc::new(PciInterrupt::new(info.queue_sizes.len(), messages));
         let parts = TransportParts {
@@ -84,19 +84,17 @@ impl PciRoot {
         let mut transport = PciTransport::new(parts, irq.clone());
         transport.set_bar(bar(slot));
         let function = Arc::new(Function::new(slot, transport, self.windows.clone()));
-        self.windows.add(slot, &function, kicks.clone());
+        let bar: Arc<dyn BusDevice> = function.clone();
+        self.windows.add(slot, &bar, kicks.clone());
         Ok(TransportHandle {
-            registers: TransportRegisters::Pci(function),
+            registers: function,
             irq,
             kicks,
         })
     }
 
     /// Makes a function visible to the guest; its device can already serve it.
-    pub(crate) fn publish(&self, registers: &TransportRegisters) -> Result<(), BuildError> {
-        let TransportRegisters::Pci(function) = registers else {
-            return Ok(());
-        };
+    pub(crate) fn publish(&self, function: &Arc<Function>) -> Result<(), BuildError> {
         self.bus
             .insert(function.slot(), function.clone())
             .map_err(|error| BuildError::Addresses(Box::new(error)))

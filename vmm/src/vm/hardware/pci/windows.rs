@@ -13,8 +13,7 @@ use podvisor_devices::virtio::RateLimit;
 use podvisor_devices::virtio::transport::pci::{BAR_SIZE, NOTIFY, NOTIFY_MULTIPLIER};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::function::Function;
-use crate::vm::hardware::bus::AddressMap;
+use crate::vm::hardware::bus::{AddressMap, BusDevice};
 
 /// The BARs of all functions.
 #[derive(Debug)]
@@ -28,7 +27,7 @@ pub(super) struct Windows {
 
 #[derive(Debug)]
 struct BarWindow {
-    function: Weak<Function>,
+    function: Weak<dyn BusDevice>,
     /// Where the guest wants it to be.
     wanted: Option<u64>,
     /// Where it answers.
@@ -46,7 +45,7 @@ impl Windows {
     }
 
     /// Adds a function with its BAR disabled.
-    pub(super) fn add(&self, slot: u8, function: &Arc<Function>, kicks: Vec<Arc<EventFd>>) {
+    pub(super) fn add(&self, slot: u8, function: &Arc<dyn BusDevice>, kicks: Vec<Arc<EventFd>>) {
         let window = BarWindow {
             function: Arc::downgrade(function),
             wanted: None,
@@ -80,16 +79,15 @@ impl Windows {
         }
     }
 
-    /// The guest wants the BAR of `function` to be at `wanted`, or nowhere. The function's slot may
-    /// already have another one.
-    pub(super) fn set(&self, function: &Function, wanted: Option<u64>) {
+    /// The guest wants the BAR of `function` to be at `wanted`, or nowhere. Its slot may already
+    /// have another one.
+    pub(super) fn set(&self, slot: u8, function: &dyn BusDevice, wanted: Option<u64>) {
         let mut windows = self.lock();
         let Some(mmio) = self.mmio.upgrade() else {
             return;
         };
-        let window = windows.get_mut(&function.slot());
-        let Some(window) = window.filter(|window| ptr::eq(window.function.as_ptr(), function))
-        else {
+        let is_this = |of: &&mut BarWindow| ptr::addr_eq(of.function.as_ptr(), function);
+        let Some(window) = windows.get_mut(&slot).filter(is_this) else {
             return;
         };
         window.wanted = wanted;

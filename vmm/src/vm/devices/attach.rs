@@ -1,11 +1,6 @@
 //! Attaches devices to a transport: registers on the bus, interrupts and notifications known to
 //! KVM, and a worker on an event loop.
 //!
-//! `mmio.rs` is what the MMIO transport needs of KVM; PCI has its own module
-//! ([`crate::vm::hardware::pci`]).
-
-mod mmio;
-
 use std::any::TypeId;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -14,18 +9,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kvm_ioctls::VmFd;
 use podvisor_devices::virtio::transport::MmioTransport;
 use podvisor_devices::virtio::{
-    Count, Counter, DeviceInfo, Interrupt, Placement, QueueState, ReadCounters, RestoreError,
-    VirtioDevice, WorkerLink,
+    Count, Counter, DeviceInfo, Placement, QueueState, ReadCounters, RestoreError, VirtioDevice,
 };
-use vmm_sys_util::eventfd::EventFd;
 
 use crate::boot::MmioWindow;
 use crate::memory::GuestMemory;
 use crate::snapshot::SavedRegisters;
-use crate::vm::builder::BuildError;
+use crate::vm::error::BuildError;
 use crate::vm::hardware::bus::Bus;
 use crate::vm::hardware::io::{Link, LoopsBuilder};
+use crate::vm::hardware::mmio;
 use crate::vm::hardware::pci::{Function, PciRoot};
+use crate::vm::hardware::transport::{TransportHandle, TransportSetup};
 
 /// The registers of a device.
 #[derive(Clone, Debug)]
@@ -123,23 +118,6 @@ pub(crate) struct NewDevice {
     pub(crate) slot: Option<u8>,
 }
 
-/// What a transport created for a device.
-#[derive(Debug)]
-pub(crate) struct TransportHandle {
-    pub(crate) registers: TransportRegisters,
-    pub(crate) irq: Arc<dyn Interrupt>,
-    /// One eventfd per queue, which KVM writes when the driver notifies it.
-    pub(crate) kicks: Vec<Arc<EventFd>>,
-}
-
-/// What a transport needs to connect a device.
-#[derive(Debug)]
-pub(crate) struct TransportSetup<'a> {
-    pub(crate) info: &'a DeviceInfo,
-    pub(crate) link: Arc<dyn WorkerLink>,
-    pub(crate) mem: &'a GuestMemory,
-}
-
 /// A device that the program gives a VM.
 #[derive(Debug)]
 pub(crate) struct GivenDevice {
@@ -206,12 +184,13 @@ pub(crate) fn attach(
             irq,
             kicks,
         } = match board.pci {
-            Some(pci) => pci.connect(slot, connection)?,
+            Some(pci) => pci.connect(slot, connection)?.map(TransportRegisters::Pci),
             None => {
                 let window = mmio::window(number);
                 attachments.cmdline.push(mmio::parameter(window));
                 attachments.windows.push(window);
-                mmio::connect(board.vm, board.bus, window, connection)?
+                let made = mmio::connect(board.vm, board.bus, window, connection)?;
+                made.map(TransportRegisters::Mmio)
             }
         };
         let kind = std::any::Any::type_id(&*device);
@@ -219,8 +198,8 @@ pub(crate) fn attach(
         let faults = loops
             .install(&place, name.clone(), device, irq, kicks)
             .map_err(event_loop)?;
-        if let Some(pci) = board.pci {
-            pci.publish(&registers)?;
+        if let (Some(pci), TransportRegisters::Pci(function)) = (board.pci, &registers) {
+            pci.publish(function)?;
         }
         attachments.devices.push(AttachedDevice {
             name,
@@ -233,16 +212,4 @@ pub(crate) fn attach(
         });
     }
     Ok(attachments)
-}
-
-/// Creates eventfds for the notifications of this number of queues.
-pub(crate) fn kicks(queues: usize) -> Result<Vec<Arc<EventFd>>, BuildError> {
-    let eventfd = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
-    (0..queues)
-        .map(|_| eventfd().map(Arc::new))
-        .collect::<Result<_, _>>()
-        .map_err(|source| BuildError::Descriptor {
-            what: "a notification eventfd",
-            source,
-        })
 }

@@ -1,6 +1,7 @@
 //! The serial port, as the owner of a VM uses it.
 
-use crate::vm::{Vm, lock};
+use crate::vm::lifecycle::Vm;
+use crate::vm::lock::lock;
 
 impl Vm {
     /// Puts bytes into the receive FIFO of the serial port, as far as there is room: it holds at

@@ -2,7 +2,7 @@
 
 use vm_memory::{Bytes as _, GuestAddress};
 
-use crate::vm::Vm;
+use crate::vm::lifecycle::Vm;
 
 impl Vm {
     /// Reads the guest's memory from a physical address on, up to the next hole. Returns the number

@@ -1,15 +1,18 @@
 //! The number of vCPUs, and adding vCPUs to a running guest.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::MutexGuard;
 
 use kvm_ioctls::VcpuFd;
 
 use crate::boot::{self, BootError};
 use crate::cpuid;
 use crate::kvm::{self, KvmError};
-use crate::vm::lifecycle::control::Inner;
+use crate::vm::control::Inner;
 use crate::vm::lifecycle::start::NewThread;
-use crate::vm::{Action, Vm, VmError, lock};
+use crate::vm::lifecycle::{Vm, VmError};
+use crate::vm::lock::lock;
+use crate::vm::state::Action;
+use crate::vm::vcpu::spare::NewVcpu;
 
 /// Why vCPUs could not be added.
 #[derive(Debug, thiserror::Error)]
@@ -32,31 +35,6 @@ pub enum AddVcpusError {
     /// KVM refused its initial state.
     #[error(transparent)]
     Boot(#[from] BootError),
-}
-
-/// A vCPU that was created and has no thread, and its number. KVM creates each number only once in
-/// the lifetime of a VM.
-pub(crate) type SpareVcpu = Arc<Mutex<Option<(u8, VcpuFd)>>>;
-
-/// A vCPU on its way to its thread. One that does not get there is kept for the next attempt.
-pub(crate) struct NewVcpu {
-    made: Option<(u8, VcpuFd)>,
-    spare: SpareVcpu,
-}
-
-impl NewVcpu {
-    /// Takes the vCPU, on the thread that runs it.
-    fn take(mut self) -> Option<VcpuFd> {
-        self.made.take().map(|(_, vcpu)| vcpu)
-    }
-}
-
-impl Drop for NewVcpu {
-    fn drop(&mut self) {
-        if let Some(made) = self.made.take() {
-            *lock(&self.spare) = Some(made);
-        }
-    }
 }
 
 impl Vm {
@@ -131,10 +109,7 @@ impl Vm {
             }
         };
         let prepared = self.prepare_vcpu(id, &vcpu);
-        let new = NewVcpu {
-            made: Some((id, vcpu)),
-            spare: self.spare_vcpu.clone(),
-        };
+        let new = NewVcpu::new(id, vcpu, self.spare_vcpu.clone());
         prepared.map(|()| new)
     }
 

@@ -6,10 +6,10 @@ use kvm_ioctls::Cap;
 use podvisor_devices::pci::SLOTS;
 use podvisor_devices::virtio::RestoreError;
 
+use super::hardware::Hardware;
 use crate::snapshot::{CounterSetup, DeviceState, MachineState, SavedRegisters, SnapshotError};
 use crate::vm::devices::attach::{self, AttachedDevice, GivenDevice, NewDevice};
 use crate::vm::devices::id;
-use crate::vm::hardware::Hardware;
 
 /// Checks that there is a device for each one of the snapshot, and gives each its name, its place
 /// and its own state, before it is attached.
@@ -35,13 +35,15 @@ pub(crate) fn device_states(
     for (new, state) in devices.iter_mut().zip(states) {
         new.device
             .restore(&state.own)
-            .map_err(refused(&state.name))?;
+            .map_err(SnapshotError::of_device(&state.name))?;
         new.name.clone_from(&state.name);
         if let SavedRegisters::Pci(slot, _) = &state.registers {
             if *slot >= SLOTS || !taken.insert(*slot) {
-                return Err(refused(&state.name)(RestoreError::Invalid {
-                    what: "a place on the PCI bus that does not exist, or is another device's",
-                }));
+                return Err(SnapshotError::of_device(&state.name)(
+                    RestoreError::Invalid {
+                        what: "a place on the PCI bus that does not exist, or is another device's",
+                    },
+                ));
             }
             new.slot = Some(*slot);
         }
@@ -66,7 +68,7 @@ pub(crate) fn machine(hardware: &mut Hardware, state: &MachineState) -> Result<(
     }
     // Devices raise interrupts that were pending, which requires all APICs.
     for (device, saved) in hardware.devices.devices.iter().zip(&state.devices) {
-        registers(device, saved).map_err(refused(&saved.name))?;
+        registers(device, saved).map_err(SnapshotError::of_device(&saved.name))?;
     }
     hardware.prepare_notifications();
     Ok(())
@@ -75,9 +77,4 @@ pub(crate) fn machine(hardware: &mut Hardware, state: &MachineState) -> Result<(
 fn registers(device: &AttachedDevice, saved: &DeviceState) -> Result<(), RestoreError> {
     device.info.config.restore(&saved.config)?;
     device.registers.restore(&saved.registers, &saved.queues)
-}
-
-pub(crate) fn refused(name: &str) -> impl FnOnce(RestoreError) -> SnapshotError {
-    let device = name.to_owned();
-    move |source| SnapshotError::Device { device, source }
 }

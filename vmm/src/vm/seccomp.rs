@@ -21,8 +21,8 @@ use std::sync::{Arc, Mutex};
 use podvisor_seccomp::{BpfProgram, Condition, Otherwise, Rule, Verdict, Width, apply, compile};
 use rustix::process::{Pid, getpid};
 
-use crate::vm::lock;
-use crate::vm::vcpu::kick::KICK;
+use super::lock::lock;
+use super::vcpu::kick::KICK;
 
 /// Whether threads of a VM are confined to the system calls that they need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -514,7 +514,7 @@ mod tests {
     #[test]
     fn the_program_changes_its_ids_while_threads_are_confined() {
         crate::vm::testing::in_own_process(
-            "vm::lifecycle::seccomp::tests::the_program_changes_its_ids_while_threads_are_confined",
+            "vm::seccomp::tests::the_program_changes_its_ids_while_threads_are_confined",
             change_ids,
         );
     }

@@ -92,6 +92,11 @@ fn is_counted(id: libc::pid_t) -> bool {
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), id, 0) == 0 }
 }
 
+/// Returns the name of a thread.
+pub(crate) fn name<T>(thread: &thread::JoinHandle<T>) -> String {
+    thread.thread().name().unwrap_or("unnamed").to_owned()
+}
+
 /// While it lives, every signal is blocked in the thread that created it. Threads started meanwhile
 /// inherit that permanently: signals of the process are for the threads of the program that uses
 /// this library, and the kick of a vCPU must never reach its thread with the signal unblocked.

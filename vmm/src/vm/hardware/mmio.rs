@@ -8,16 +8,16 @@ use podvisor_devices::virtio::transport::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{TransportHandle, TransportRegisters, TransportSetup};
+use super::bus::Bus;
+use super::line::Line;
+use super::transport::{TransportHandle, TransportSetup, kicks};
 use crate::boot::MmioWindow;
 use crate::kvm::KvmError;
 use crate::layout;
-use crate::vm::builder::BuildError;
-use crate::vm::hardware::bus::Bus;
-use crate::vm::hardware::line::Line;
+use crate::vm::error::BuildError;
 
 /// Returns the window of device `number`.
-pub(super) fn window(number: u32) -> MmioWindow {
+pub(crate) fn window(number: u32) -> MmioWindow {
     let size = WINDOW_SIZE as u32;
     MmioWindow {
         address: layout::VIRTIO_MMIO_START as u32 + number * size,
@@ -27,21 +27,21 @@ pub(super) fn window(number: u32) -> MmioWindow {
 }
 
 /// Returns the kernel parameter by which Linux finds a device.
-pub(super) fn parameter(window: MmioWindow) -> String {
+pub(crate) fn parameter(window: MmioWindow) -> String {
     let MmioWindow { address, size, gsi } = window;
     format!("virtio_mmio.device={}K@{address:#x}:{gsi}", size >> 10)
 }
 
 /// Creates the registers of a device.
-pub(super) fn connect(
+pub(crate) fn connect(
     vm: &Arc<VmFd>,
     bus: &Bus,
     window: MmioWindow,
     connection: TransportSetup<'_>,
-) -> Result<TransportHandle, BuildError> {
+) -> Result<TransportHandle<Arc<Mutex<MmioTransport>>>, BuildError> {
     let TransportSetup { info, link, mem } = connection;
     let address = u64::from(window.address);
-    let kicks = super::kicks(info.queue_sizes.len())?;
+    let kicks = kicks(info.queue_sizes.len())?;
     register(vm, address, &kicks)?;
     let irq = Arc::new(MmioInterrupt::new(Line::new(vm, window.gsi)));
     let parts = TransportParts {
@@ -56,7 +56,7 @@ pub(super) fn connect(
         .insert(address, WINDOW_SIZE, transport.clone())
         .map_err(|error| BuildError::Addresses(Box::new(error)))?;
     Ok(TransportHandle {
-        registers: TransportRegisters::Mmio(transport),
+        registers: transport,
         irq,
         kicks,
     })

@@ -10,15 +10,16 @@ use podvisor_devices::pci::PciAddress;
 use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::virtio::{DeviceType, Placement, VirtioDevice, Worker};
 
-use super::attach::{
-    AttachedDevice, CountersWithFaults, TransportHandle, TransportRegisters, TransportSetup,
-};
-use super::handle::HandleError;
-use super::id::{self, IdFault};
-use crate::vm::builder::BuildError;
+use crate::vm::devices::HandleError;
+use crate::vm::devices::attach::{AttachedDevice, CountersWithFaults, TransportRegisters};
+use crate::vm::devices::id::{self, IdFault};
+use crate::vm::error::BuildError;
 use crate::vm::hardware::events::UnplugRequest;
 use crate::vm::hardware::io::{self, NamedQueue, own_loop};
-use crate::vm::{Action, State, Vm, VmError, lock};
+use crate::vm::hardware::transport::{TransportHandle, TransportSetup};
+use crate::vm::lifecycle::{Vm, VmError};
+use crate::vm::lock::lock;
+use crate::vm::state::{Action, State};
 
 /// A device that was plugged in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,7 +157,7 @@ impl Vm {
             .map_err(failed)?;
         let link = slot.link.clone();
         let TransportHandle {
-            registers,
+            registers: function,
             irq,
             kicks,
         } = pci.connect(
@@ -167,9 +168,6 @@ impl Vm {
                 mem: &self.context.machine.memory,
             },
         )?;
-        let TransportRegisters::Pci(function) = registers else {
-            return Err(PlugError::NotPci);
-        };
         let kind = Any::type_id(&*device);
         let shares_loop = AtomicBool::new(device.placement() == Placement::Shared);
         let mut worker = Worker::new(name.clone(), device, irq);
@@ -189,10 +187,9 @@ impl Vm {
             let event_loop = event_loop.map(|event_loop| self.loop_thread(event_loop));
             Ok(self.spawn(queues.chain(event_loop).collect())?)
         });
-        let registers = TransportRegisters::Pci(function.clone());
         let published = running.and_then(|()| {
             function.prepare();
-            Ok(pci.publish(&registers)?)
+            Ok(pci.publish(&function)?)
         });
         if let Err(error) = published {
             pci.disconnect(&function);
@@ -207,7 +204,7 @@ impl Vm {
             counters,
             link,
             shares_loop,
-            registers,
+            registers: TransportRegisters::Pci(function.clone()),
         }));
         let address = PciAddress {
             slot: function.slot(),
