@@ -1,17 +1,15 @@
-//! Authentication (Docker registry v2 token authentication; RFC 7617; RFC 6750).
+//! Authentication (Docker registry v2 token authentication; RFC 7617; RFC 6750): what to ask a token
+//! server for, and what its answer means. The endpoint sends the requests.
 
 use reqwest::Url;
 use reqwest::header::HeaderValue;
 use serde::Deserialize;
 
-use super::RegistryError;
 use super::challenge::Challenge;
 use super::credentials::{Credentials, secret};
-use super::endpoint::Endpoint;
-use crate::http::Origin;
 
 /// Bytes of a token server's answer.
-const TOKEN_BYTES: u64 = 1 << 20;
+pub(super) const TOKEN_BYTES: u64 = 1 << 20;
 
 #[derive(Deserialize)]
 struct Token {
@@ -19,18 +17,36 @@ struct Token {
     access_token: Option<String>,
 }
 
-/// Answers a challenge: returns the header for the next try, or `None` if there is nothing to try.
-pub(super) async fn answer(
-    endpoint: &Endpoint,
+/// What a challenge is answered by.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// A header of the next try; `None` if there is nothing to try.
+    Header(Option<HeaderValue>),
+    /// A token, which a server has.
+    Token(TokenRequest),
+}
+
+/// A request to a token server.
+#[derive(Debug)]
+pub(super) struct TokenRequest {
+    pub(super) url: Url,
+    /// OAuth 2's form, which is posted.
+    pub(super) form: Option<String>,
+}
+
+/// Returns what to do about a challenge.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn answer(
     credentials: &Credentials,
     challenge: &Challenge,
-    from: Origin,
     repository: &str,
-) -> Result<Option<HeaderValue>, RegistryError> {
+) -> Result<Answer, &'static str> {
     let (realm, service, scope) = match challenge {
-        Challenge::Basic => return Ok(credentials.basic()),
+        Challenge::Basic => return Ok(Answer::Header(credentials.basic())),
         Challenge::Bearer { .. } if matches!(credentials, Credentials::RegistryToken(_)) => {
-            return Ok(None);
+            return Ok(Answer::Header(None));
         }
         Challenge::Bearer {
             realm,
@@ -38,14 +54,13 @@ pub(super) async fn answer(
             scope,
         } => (realm, service, scope),
     };
-    let mut url =
-        Url::parse(realm).map_err(|_| endpoint.fault("a token server without a valid address"))?;
+    let mut url = Url::parse(realm).map_err(|_| "a token server without a valid address")?;
     let scope = scope
         .clone()
         .unwrap_or_else(|| format!("repository:{repository}:pull"));
     let mut query = vec![("scope", scope.as_str())];
     query.extend(service.iter().map(|service| ("service", service.as_str())));
-    let response = if let Credentials::IdentityToken(token) = credentials {
+    let form = if let Credentials::IdentityToken(token) = credentials {
         query.extend([
             ("grant_type", "refresh_token"),
             ("client_id", "podvisor"),
@@ -59,28 +74,21 @@ pub(super) async fn answer(
             .finish()
             .query()
             .map(str::to_owned);
-        endpoint
-            .post_form(url, form.unwrap_or_default(), from)
-            .await?
+        Some(form.unwrap_or_default())
     } else {
         url.query_pairs_mut().extend_pairs(&query);
-        endpoint.get_token(url, credentials.basic(), from).await?
+        None
     };
-    if response.status().is_client_error() && response.status().as_u16() != 429 {
-        return Ok(None);
-    }
-    let response = endpoint.check_status(response, "a token").await?;
-    let body = endpoint
-        .read_document(response, "a token", TOKEN_BYTES)
-        .await?;
-    let token: Token = serde_json::from_slice(&body)
-        .map_err(|_| endpoint.fault("a token that is not valid JSON"))?;
-    let token = token
-        .token
-        .or(token.access_token)
-        .ok_or_else(|| endpoint.fault("no token"))?;
-    let header = secret(&format!("Bearer {token}"));
-    header
-        .map(Some)
-        .ok_or_else(|| endpoint.fault("a token that no header can hold"))
+    Ok(Answer::Token(TokenRequest { url, form }))
+}
+
+/// Returns the header for a token server's answer.
+///
+/// # Errors
+/// What was answered instead of a token.
+pub(super) fn header(body: &[u8]) -> Result<HeaderValue, &'static str> {
+    let token: Token =
+        serde_json::from_slice(body).map_err(|_| "a token that is not valid JSON")?;
+    let token = token.token.or(token.access_token).ok_or("no token")?;
+    secret(&format!("Bearer {token}")).ok_or("a token that no header can hold")
 }

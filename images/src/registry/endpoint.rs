@@ -6,8 +6,9 @@ use reqwest::header::{ACCEPT, HeaderMap, HeaderValue, RANGE, WWW_AUTHENTICATE};
 use reqwest::{Method, Response, Url};
 use tokio::sync::Mutex;
 
+use super::auth::{self, Answer, TOKEN_BYTES, TokenRequest};
 use super::challenge::Challenge;
-use super::{Credentials, RegistryError, auth};
+use super::{Credentials, RegistryError};
 use crate::http::{
     self, Authorizations, Http, HttpError, Origin, RegistryConfig, RegistryHost, RegistryProtocol,
 };
@@ -191,7 +192,8 @@ impl Endpoint {
             if authorizations.get(&origin) == used.get(&origin) {
                 let header = if origin == own {
                     let from = Origin::of(&response);
-                    auth::answer(self, &self.credentials, &challenge, from, repository).await?
+                    self.authorize(&self.credentials, &challenge, from, repository)
+                        .await?
                 } else {
                     self.answer_anonymously(&response, &challenge, repository)
                         .await?
@@ -219,7 +221,36 @@ impl Endpoint {
         let from = Origin::of(response);
         // The repository may have another name there.
         let repository = repository_of(response.url().path()).unwrap_or(repository);
-        auth::answer(self, &Credentials::Anonymous, challenge, from, repository).await
+        self.authorize(&Credentials::Anonymous, challenge, from, repository)
+            .await
+    }
+
+    /// Answers a challenge: returns the header for the next try, or `None` if there is nothing to
+    /// try.
+    async fn authorize(
+        &self,
+        credentials: &Credentials,
+        challenge: &Challenge,
+        from: Origin,
+        repository: &str,
+    ) -> Result<Option<HeaderValue>, RegistryError> {
+        let answer = auth::answer(credentials, challenge, repository);
+        let TokenRequest { url, form } = match answer.map_err(|what| self.fault(what))? {
+            Answer::Header(header) => return Ok(header),
+            Answer::Token(request) => request,
+        };
+        let response = match form {
+            Some(form) => self.http.post_form(url, form, from).await,
+            None => self.http.get_named(url, credentials.basic(), from).await,
+        };
+        let response = response.map_err(|error| failed(&self.host, error))?;
+        if response.status().is_client_error() && response.status().as_u16() != 429 {
+            return Ok(None);
+        }
+        let response = self.check_status(response, "a token").await?;
+        let body = self.read_document(response, "a token", TOKEN_BYTES).await?;
+        let header = auth::header(&body).map_err(|what| self.fault(what))?;
+        Ok(Some(header))
     }
 
     async fn send(
@@ -237,32 +268,6 @@ impl Endpoint {
         let response = response.map_err(|error| failed(&self.host, error))?;
         self.answered.store(true, Ordering::Relaxed);
         Ok(response)
-    }
-
-    /// Sends a request to a token server that a challenge named.
-    pub(super) async fn get_token(
-        &self,
-        url: Url,
-        authorization: Option<HeaderValue>,
-        from: Origin,
-    ) -> Result<Response, RegistryError> {
-        self.http
-            .get_named(url, authorization, from)
-            .await
-            .map_err(|error| failed(&self.host, error))
-    }
-
-    /// As [`Endpoint::get_token`], with OAuth 2's form.
-    pub(super) async fn post_form(
-        &self,
-        url: Url,
-        form: String,
-        from: Origin,
-    ) -> Result<Response, RegistryError> {
-        self.http
-            .post_form(url, form, from)
-            .await
-            .map_err(|error| failed(&self.host, error))
     }
 
     /// Turns an unsuccessful answer into an error; `name` says what was requested.
