@@ -7,7 +7,8 @@ use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
 
 use super::checksum::{Checksum, Hasher};
-use super::job::{ConvertError, Job, at_most, fill};
+use super::convert_error::ConvertError;
+use super::job::{Job, at_most, fill};
 use super::qcow2;
 use super::sparse::SparseFile;
 use crate::decompress::Compression;

@@ -1,42 +1,10 @@
-//! Limits of a conversion, and its errors.
+//! Limits of a conversion.
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::Qcow2Error;
+use super::convert_error::ConvertError;
 use crate::Limits;
-
-/// Why a file is not a disk image that can be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConvertError {
-    /// The input could not be read, or the compressed data is damaged.
-    #[error("the file cannot be read to its end; it is damaged or cut off")]
-    Read(#[source] io::Error),
-    /// The disk image cannot be written.
-    #[error("the disk image cannot be written")]
-    Write(#[source] io::Error),
-    /// The qcow2 file is not usable.
-    #[error("the qcow2 file cannot be used")]
-    Qcow2(#[from] Qcow2Error),
-    /// A format that is not supported.
-    #[error("it is in {0} format; convert it by `qemu-img convert -O qcow2`")]
-    Format(&'static str),
-    /// The file is empty.
-    #[error("it is empty")]
-    Empty,
-    /// More than allowed.
-    #[error("it has more than {limit} bytes of {what}, which is more than is allowed")]
-    TooLarge {
-        /// Data, disk or file.
-        what: &'static str,
-        /// The bound.
-        limit: u64,
-    },
-    /// The conversion was cancelled.
-    #[error("the conversion was cancelled")]
-    Cancelled,
-}
 
 /// Limits and cancellation of a conversion.
 #[derive(Clone, Copy, Debug)]

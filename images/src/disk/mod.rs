@@ -8,6 +8,7 @@
 
 mod checksum;
 mod convert;
+mod convert_error;
 mod error;
 mod fetch;
 mod job;
@@ -20,11 +21,10 @@ mod stored;
 pub use checksum::{Checksum, ChecksumError};
 pub(crate) use convert::{Converted, Failure, convert};
 pub use convert::{DiskFormat, convert_disk};
+pub use convert_error::{ConvertError, Qcow2Error};
 pub use error::DiskError;
 pub(crate) use fetch::{FetchError, Fetched, Fetcher, Validators};
-pub use job::ConvertError;
 pub(crate) use job::Job;
-pub use qcow2::Qcow2Error;
 pub use raw::{copy_disk, disk_len, visit_data, zero_disk};
 pub(crate) use source::Source;
 pub use stored::Disk;

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
-use super::job::ConvertError;
+use super::convert_error::ConvertError;
 
 /// Size of the blocks that are left out if they are all zeros; the block size of file systems.
 const BLOCK: usize = 4096;

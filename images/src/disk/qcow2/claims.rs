@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Qcow2Error;
+use crate::disk::convert_error::Qcow2Error;
 
 /// Clusters of a file; bounds the memory for claims to 64 MiB.
 const CLUSTERS: u64 = 1 << 28;

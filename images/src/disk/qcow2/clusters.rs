@@ -4,10 +4,10 @@ use std::io::Read;
 
 use flate2::{Decompress, FlushDecompress};
 
-use super::Qcow2Error;
 use super::header::{Codec, Header};
 use super::plan::Packed;
 use crate::decompress::ZstdReader;
+use crate::disk::convert_error::Qcow2Error;
 
 /// Bits of an entry that are an offset.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;

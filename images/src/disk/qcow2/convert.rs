@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 
-use super::Qcow2Error;
 use super::claims::Claims;
 use super::clusters::{Place, Unpacker, l2_offset, place};
 use super::header::{HEADER, Header};
 use super::plan::{Packed, Plan};
-use crate::disk::job::{ConvertError, Job, at_most, fill};
+use crate::disk::convert_error::{ConvertError, Qcow2Error};
+use crate::disk::job::{Job, at_most, fill};
 use crate::disk::sparse::SparseFile;
 
 /// Kept parts of the file start after the disk at a multiple of this, which is a multiple of every

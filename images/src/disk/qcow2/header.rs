@@ -1,7 +1,7 @@
 //! The header (QEMU's docs/interop/qcow2.txt, "Header").
 
-use super::Qcow2Error;
 use crate::Limits;
+use crate::disk::convert_error::Qcow2Error;
 
 /// First bytes of a qcow2 file, and of its predecessor.
 pub(in crate::disk) const MAGIC: [u8; 4] = *b"QFI\xfb";

@@ -9,11 +9,11 @@ use std::sync::atomic::AtomicBool;
 
 use proptest::prelude::*;
 
-use super::Qcow2Error;
 use super::build::{self, put};
 use super::convert::convert_with;
 use super::plan::Plan;
 use crate::Limits;
+use crate::disk::convert_error::Qcow2Error;
 use crate::disk::sparse::SparseFile;
 use crate::disk::{ConvertError, Converted, Failure, Job, convert};
 
