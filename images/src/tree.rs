@@ -111,7 +111,7 @@ pub(crate) struct Entry {
 }
 
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum NodeKind {
     Dir(BTreeMap<Box<[u8]>, Entry>),
     Leaf(Leaf),
 }
@@ -119,7 +119,7 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) meta: Meta,
-    pub(crate) kind: Kind,
+    pub(crate) kind: NodeKind,
     /// Number of names of a leaf.
     pub(crate) links: u32,
     /// The last layer of which it is known that nothing at any depth below this directory is from a
@@ -179,9 +179,9 @@ impl Meta {
 impl Node {
     fn memory(&self) -> usize {
         let kind = match &self.kind {
-            Kind::Dir(_) => DIR,
-            Kind::Leaf(Leaf::Symlink(target)) => target.len() + ALLOCATION,
-            Kind::Leaf(_) => 0,
+            NodeKind::Dir(_) => DIR,
+            NodeKind::Leaf(Leaf::Symlink(target)) => target.len() + ALLOCATION,
+            NodeKind::Leaf(_) => 0,
         };
         NODE + kind + self.meta.memory()
     }
@@ -195,7 +195,7 @@ fn implied_directory(layer: u32) -> Node {
     };
     Node {
         meta,
-        kind: Kind::Dir(BTreeMap::new()),
+        kind: NodeKind::Dir(BTreeMap::new()),
         links: 1,
         cleared: layer,
     }
@@ -281,7 +281,7 @@ impl Tree {
             Ok((name, dir, ())) => {
                 let node = self.insert_node(Node {
                     meta,
-                    kind: Kind::Leaf(leaf),
+                    kind: NodeKind::Leaf(leaf),
                     links: 1,
                     cleared: self.layer,
                 });
@@ -308,7 +308,7 @@ impl Tree {
         let node = self
             .find_through_links(target)
             .ok_or_else(|| TreeError::LinkTargetMissing(show(target)))?;
-        if matches!(self.node(node).kind, Kind::Dir(_)) {
+        if matches!(self.node(node).kind, NodeKind::Dir(_)) {
             return Err(TreeError::LinkToDirectory(show(target)));
         }
         // Before the old name is removed: it may be the target's last one.
@@ -365,8 +365,8 @@ impl Tree {
 
     pub(crate) fn children(&self, id: NodeId) -> Option<&BTreeMap<Box<[u8]>, Entry>> {
         match &self.node(id).kind {
-            Kind::Dir(children) => Some(children),
-            Kind::Leaf(_) => None,
+            NodeKind::Dir(children) => Some(children),
+            NodeKind::Leaf(_) => None,
         }
     }
 
@@ -383,8 +383,8 @@ impl Tree {
 
     fn children_mut(&mut self, id: NodeId) -> &mut BTreeMap<Box<[u8]>, Entry> {
         match &mut self.node_mut(id).kind {
-            Kind::Dir(children) => children,
-            Kind::Leaf(_) => unreachable!("callers pass directories"),
+            NodeKind::Dir(children) => children,
+            NodeKind::Leaf(_) => unreachable!("callers pass directories"),
         }
     }
 
@@ -420,7 +420,7 @@ impl Tree {
                 (entry.node, lower)
             });
             dir = match found {
-                Some((node, _)) if matches!(self.node(node).kind, Kind::Dir(_)) => node,
+                Some((node, _)) if matches!(self.node(node).kind, NodeKind::Dir(_)) => node,
                 Some((_, lower)) if !(lower || last && replace) => {
                     return Err(TreeError::ParentNotDirectory(show(&path[..=depth])));
                 }
@@ -459,7 +459,7 @@ impl Tree {
             if std::mem::replace(&mut node.cleared, layer) == layer {
                 continue;
             }
-            let Kind::Dir(children) = &mut node.kind else {
+            let NodeKind::Dir(children) = &mut node.kind else {
                 continue;
             };
             let mut children = std::mem::take(children);
@@ -478,7 +478,7 @@ impl Tree {
 
     fn is_uncleared_dir(&self, id: NodeId) -> bool {
         let node = self.node(id);
-        matches!(node.kind, Kind::Dir(_)) && node.cleared != self.layer
+        matches!(node.kind, NodeKind::Dir(_)) && node.cleared != self.layer
     }
 
     /// Removes one name of a node, and the node with everything below it if that was its last name.
@@ -495,9 +495,9 @@ impl Tree {
                 .expect("entries name live nodes");
             self.vacant.push(id);
             match node.kind {
-                Kind::Dir(children) => ids.extend(children.values().map(|entry| entry.node)),
-                Kind::Leaf(Leaf::File(content)) => self.freed.push(content),
-                Kind::Leaf(_) => {}
+                NodeKind::Dir(children) => ids.extend(children.values().map(|entry| entry.node)),
+                NodeKind::Leaf(Leaf::File(content)) => self.freed.push(content),
+                NodeKind::Leaf(_) => {}
             }
         }
     }

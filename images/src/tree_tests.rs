@@ -231,7 +231,7 @@ fn an_entry_below_a_link_of_its_layer_goes_to_where_the_link_leads() {
         assert!(s.0.children(at("sub").unwrap()).is_some(), "{target}");
         assert!(matches!(
             s.0.node(s.0.find(&path("lib")).unwrap()).kind,
-            Kind::Leaf(Leaf::Symlink(_))
+            NodeKind::Leaf(Leaf::Symlink(_))
         ));
     }
 }

@@ -249,7 +249,12 @@ impl Transfer<'_> {
             let before = self.done;
             self.done += chunk.len() as u64;
             let Some(sink) = &self.sink else { break };
-            if sink.pieces.send(Piece::Bytes(chunk.into())).await.is_err() {
+            if sink
+                .pieces
+                .send(FetchedPiece::Bytes(chunk.into()))
+                .await
+                .is_err()
+            {
                 return Ok(Step::Ended);
             }
             if before / PROGRESS_STEP != self.done / PROGRESS_STEP || Some(self.done) == self.total
@@ -387,14 +392,14 @@ impl Fetcher {
     }
 }
 
-enum Piece {
+enum FetchedPiece {
     Bytes(Vec<u8>),
     End,
 }
 
 /// A thread that converts, so that the conversion does not delay the network.
 struct Sink {
-    pieces: mpsc::Sender<Piece>,
+    pieces: mpsc::Sender<FetchedPiece>,
     thread: JoinHandle<Result<Converted, Failure>>,
     cancelled: Arc<AtomicBool>,
 }
@@ -439,7 +444,7 @@ impl Sink {
 
     async fn finish(mut self) -> Result<Converted, Failure> {
         // A thread that has stopped reports the reason.
-        let _ = self.pieces.send(Piece::End).await;
+        let _ = self.pieces.send(FetchedPiece::End).await;
         match (&mut self.thread).await {
             Ok(outcome) => outcome,
             Err(error) => match error.try_into_panic() {
@@ -459,7 +464,7 @@ impl Drop for Sink {
 
 /// The pieces as a stream.
 struct Incoming {
-    queue: mpsc::Receiver<Piece>,
+    queue: mpsc::Receiver<FetchedPiece>,
     piece: Vec<u8>,
     used: usize,
     ended: bool,
@@ -469,8 +474,8 @@ impl Read for Incoming {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.used == self.piece.len() && !self.ended {
             match self.queue.blocking_recv() {
-                Some(Piece::Bytes(piece)) => (self.piece, self.used) = (piece, 0),
-                Some(Piece::End) => self.ended = true,
+                Some(FetchedPiece::Bytes(piece)) => (self.piece, self.used) = (piece, 0),
+                Some(FetchedPiece::End) => self.ended = true,
                 // Cancelled before its end.
                 None => return Err(io::ErrorKind::ConnectionAborted.into()),
             }

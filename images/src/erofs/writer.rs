@@ -10,7 +10,7 @@ use super::inode::{encode_xattrs, may_inline, place, xattr_bytes};
 use super::layout::{DataLayout, RawInode, SLOT, Superblock, file_type, inode_bytes};
 use super::output::Output;
 use super::space::Space;
-use crate::tree::{Content, Extent, Kind, Leaf, Meta, Node, NodeId, Tree};
+use crate::tree::{Content, Extent, Leaf, Meta, Node, NodeId, NodeKind, Tree};
 
 /// Maximum bytes of file tails kept in memory; beyond it they go to separate blocks.
 const MAX_TAILS_MEMORY: usize = 64 << 20;
@@ -179,7 +179,7 @@ impl Writer {
         index: usize,
     ) -> Result<(), WriteError> {
         let planned = &plan.nodes[index];
-        if let Kind::Leaf(Leaf::Symlink(target)) = &tree.node(planned.node).kind
+        if let NodeKind::Leaf(Leaf::Symlink(target)) = &tree.node(planned.node).kind
             && planned.layout == DataLayout::Plain
             && !target.is_empty()
         {
@@ -353,10 +353,10 @@ impl Plan {
         self.by_node[node.index()] =
             u32::try_from(self.nodes.len()).map_err(|_| WriteError::TooLarge)?;
         let size = match &tree.node(node).kind {
-            Kind::Dir(_) => dir::plan(dir_names(tree, node).map(|(name, _)| name.len())).1,
-            Kind::Leaf(Leaf::File(content)) => content.size,
-            Kind::Leaf(Leaf::Symlink(target)) => target.len() as u64,
-            Kind::Leaf(_) => 0,
+            NodeKind::Dir(_) => dir::plan(dir_names(tree, node).map(|(name, _)| name.len())).1,
+            NodeKind::Leaf(Leaf::File(content)) => content.size,
+            NodeKind::Leaf(Leaf::Symlink(target)) => target.len() as u64,
+            NodeKind::Leaf(_) => 0,
         };
         let xattr_bytes = xattr_bytes(&tree.node(node).meta);
         self.nodes.push(Planned {
@@ -378,23 +378,23 @@ impl Plan {
         let node = tree.node(planned.node);
         let rest = (planned.size % BLOCK as u64) as usize;
         let tail = match &node.kind {
-            Kind::Leaf(Leaf::File(content)) => {
+            NodeKind::Leaf(Leaf::File(content)) => {
                 planned.location = content.extent.map_or(0, |extent| extent.start);
                 content.tail.len()
             }
-            Kind::Leaf(Leaf::Char { major, minor } | Leaf::Block { major, minor }) => {
+            NodeKind::Leaf(Leaf::Char { major, minor } | Leaf::Block { major, minor }) => {
                 planned.location = encode_device(*major, *minor);
                 0
             }
             // The kernel reads short links directly from the inode's block, so these have no other
             // limit.
-            Kind::Leaf(Leaf::Symlink(_))
+            NodeKind::Leaf(Leaf::Symlink(_))
                 if inode_bytes(false) + planned.xattr_bytes + rest <= BLOCK =>
             {
                 rest
             }
-            Kind::Dir(_) if may_inline(rest, planned.xattr_bytes) => rest,
-            Kind::Dir(_) | Kind::Leaf(Leaf::Symlink(_) | Leaf::Fifo) => 0,
+            NodeKind::Dir(_) if may_inline(rest, planned.xattr_bytes) => rest,
+            NodeKind::Dir(_) | NodeKind::Leaf(Leaf::Symlink(_) | Leaf::Fifo) => 0,
         };
         if tail > 0 {
             planned.layout = DataLayout::Inline;
@@ -435,13 +435,13 @@ impl Plan {
             return;
         }
         match &node.kind {
-            Kind::Dir(_) => {
+            NodeKind::Dir(_) => {
                 let data = self.encode_dir(tree, index);
                 out.extend_from_slice(&data[data.len() / BLOCK * BLOCK..]);
             }
-            Kind::Leaf(Leaf::File(content)) => out.extend_from_slice(&content.tail),
-            Kind::Leaf(Leaf::Symlink(target)) => out.extend_from_slice(target),
-            Kind::Leaf(_) => {}
+            NodeKind::Leaf(Leaf::File(content)) => out.extend_from_slice(&content.tail),
+            NodeKind::Leaf(Leaf::Symlink(target)) => out.extend_from_slice(target),
+            NodeKind::Leaf(_) => {}
         }
     }
 
@@ -495,23 +495,23 @@ fn links(tree: &Tree, id: NodeId) -> u32 {
 
 fn type_bits(node: &Node) -> u16 {
     match &node.kind {
-        Kind::Dir(_) => 0o040_000,
-        Kind::Leaf(Leaf::File(_)) => 0o100_000,
-        Kind::Leaf(Leaf::Symlink(_)) => 0o120_000,
-        Kind::Leaf(Leaf::Char { .. }) => 0o020_000,
-        Kind::Leaf(Leaf::Block { .. }) => 0o060_000,
-        Kind::Leaf(Leaf::Fifo) => 0o010_000,
+        NodeKind::Dir(_) => 0o040_000,
+        NodeKind::Leaf(Leaf::File(_)) => 0o100_000,
+        NodeKind::Leaf(Leaf::Symlink(_)) => 0o120_000,
+        NodeKind::Leaf(Leaf::Char { .. }) => 0o020_000,
+        NodeKind::Leaf(Leaf::Block { .. }) => 0o060_000,
+        NodeKind::Leaf(Leaf::Fifo) => 0o010_000,
     }
 }
 
 fn dirent_type(node: &Node) -> u8 {
     match &node.kind {
-        Kind::Dir(_) => file_type::DIR,
-        Kind::Leaf(Leaf::File(_)) => file_type::REGULAR,
-        Kind::Leaf(Leaf::Symlink(_)) => file_type::SYMLINK,
-        Kind::Leaf(Leaf::Char { .. }) => file_type::CHAR,
-        Kind::Leaf(Leaf::Block { .. }) => file_type::BLOCK,
-        Kind::Leaf(Leaf::Fifo) => file_type::FIFO,
+        NodeKind::Dir(_) => file_type::DIR,
+        NodeKind::Leaf(Leaf::File(_)) => file_type::REGULAR,
+        NodeKind::Leaf(Leaf::Symlink(_)) => file_type::SYMLINK,
+        NodeKind::Leaf(Leaf::Char { .. }) => file_type::CHAR,
+        NodeKind::Leaf(Leaf::Block { .. }) => file_type::BLOCK,
+        NodeKind::Leaf(Leaf::Fifo) => file_type::FIFO,
     }
 }
 

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use super::ahead::ReadAhead;
 use super::error::TarError;
 use super::path::{PathFault, Target, components, target};
-use super::tar::{EntryKind, Piece, TarEntry, TarReader};
+use super::tar::{EntryKind, FilePiece, TarEntry, TarReader};
 use crate::decompress::Compression;
 use crate::erofs::{WriteError, Writer, storable_xattr};
 use crate::tree::{Leaf, Meta, Tree, TreeError, show};
@@ -299,8 +299,8 @@ impl Unpacker {
                 return Err(LayerError::Cancelled);
             }
             match piece {
-                Piece::Data(length) => file.write(&buffer[..length])?,
-                Piece::Hole(length) => file.skip(length)?,
+                FilePiece::Data(length) => file.write(&buffer[..length])?,
+                FilePiece::Hole(length) => file.skip(length)?,
             }
         }
         Ok(Leaf::File(file.finish()?))

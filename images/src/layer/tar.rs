@@ -42,7 +42,7 @@ pub(crate) struct TarEntry {
 
 /// A piece of a file's data.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Piece {
+pub(crate) enum FilePiece {
     /// This many bytes are in the buffer.
     Data(usize),
     /// This many zeros.
@@ -110,7 +110,7 @@ impl<R: Read> TarReader<R> {
     }
 
     /// Returns the next piece of the entry's data, at most as long as `buffer`; `None` at its end.
-    pub(crate) fn read_data(&mut self, buffer: &mut [u8]) -> Result<Option<Piece>, TarError> {
+    pub(crate) fn read_data(&mut self, buffer: &mut [u8]) -> Result<Option<FilePiece>, TarError> {
         if self.range.1 == 0 {
             if self.at == self.size {
                 return Ok(None);
@@ -121,18 +121,18 @@ impl<R: Read> TarReader<R> {
         if offset > self.at {
             let hole = offset - self.at;
             self.at = offset;
-            return Ok(Some(Piece::Hole(hole)));
+            return Ok(Some(FilePiece::Hole(hole)));
         }
         if length == 0 {
             // GNU tar ends a map with an empty range at the file's end.
-            return Ok(Some(Piece::Hole(0)));
+            return Ok(Some(FilePiece::Hole(0)));
         }
         let want = length.min(buffer.len() as u64) as usize;
         let got = read_some(&mut self.input, &mut buffer[..want])?;
         self.stored -= got as u64;
         self.at += got as u64;
         self.range = (self.at, length - got as u64);
-        Ok(Some(Piece::Data(got)))
+        Ok(Some(FilePiece::Data(got)))
     }
 
     /// Reads the stream to its end, so that all of it counts for its digest.

@@ -4,7 +4,7 @@
 //!
 //! Links of lower layers are not followed: on an overlay the new directory hides them.
 
-use super::{Kind, Leaf, NodeId, Tree, TreeError, show};
+use super::{Leaf, NodeId, NodeKind, Tree, TreeError, show};
 
 /// Links that may be followed for one path; Linux' own limit.
 const MAX_LINKS: usize = 40;
@@ -75,7 +75,7 @@ impl Tree {
                 .and_then(|children| children.get(&name).copied());
             let own = entry.filter(|entry| entry.layer == self.layer);
             let link = own.map(|entry| &self.node(entry.node).kind);
-            let Some(Kind::Leaf(Leaf::Symlink(target))) = link else {
+            let Some(NodeKind::Leaf(Leaf::Symlink(target))) = link else {
                 resolved.push((name, entry.map(|entry| entry.node)));
                 continue;
             };
