@@ -7,7 +7,7 @@ use podvisor_devices::blk::{ChangeLog, Disk, flush_disk, write_disk, zero_disk};
 
 use super::error::ReceiveError;
 use super::send::{SendEnd, Sender};
-use super::stream::{Kind, MAX_PAGES, StreamError};
+use super::stream::{MAX_PAGES, MessageKind, StreamError};
 use crate::memory::runs_of_data;
 
 /// Most disks that move with one VM, and most bytes of a name or an identity.
@@ -175,13 +175,15 @@ impl<S: Read + Write> Sender<S> {
             let mut contents = index.to_le_bytes().to_vec();
             contents.extend(((to - from) as u64).to_le_bytes());
             let number = offset + from as u64;
-            sender.stream.send(Kind::BlockZeroes, number, &contents)
+            sender
+                .stream
+                .send(MessageKind::BlockZeroes, number, &contents)
         };
         for run in runs_of_data(bytes) {
             zeroes(self, at, run.start)?;
             let contents = [&index.to_le_bytes()[..], &bytes[run.clone()]].concat();
             let number = offset + run.start as u64;
-            self.stream.send(Kind::Blocks, number, &contents)?;
+            self.stream.send(MessageKind::Blocks, number, &contents)?;
             at = run.end;
         }
         zeroes(self, at, bytes.len())

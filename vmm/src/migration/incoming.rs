@@ -12,7 +12,7 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemory as _};
 use super::ahead::VmAhead;
 use super::disks::{MovingDisk, PluggedIdentity, TargetDisks, decode, decode_plugged};
 use super::error::ReceiveError;
-use super::stream::{Kind, Stream, StreamError};
+use super::stream::{MessageKind, Stream, StreamError};
 use crate::cpuid;
 use crate::kvm::KvmDevice;
 use crate::memory::{CHUNK, GuestMemory, MemoryShape, MemorySize, PAGE_SIZE};
@@ -175,7 +175,7 @@ impl<S: Read + Write> IncomingMigration<S> {
         self.disks.check(&self.announced_disks)?;
         let memory = GuestMemory::anonymous(self.announced.memory)?;
         let ahead = VmAhead::create(kvm, &self.announced, &memory)?;
-        self.stream.send(Kind::Accept, 0, &[])?;
+        self.stream.send(MessageKind::Accept, 0, &[])?;
         self.stream.flush()?;
         let (state, paused_at) = self.receive_into(&memory)?;
         Ok(Received {
@@ -200,21 +200,22 @@ impl<S: Read + Write> IncomingMigration<S> {
                 return Err(ReceiveError::Time { limit });
             }
             match message.kind {
-                Kind::Pages => put_pages(memory.ram(), message.number, &contents)?,
-                Kind::Zeroes => {
+                MessageKind::Pages => put_pages(memory.ram(), message.number, &contents)?,
+                MessageKind::Zeroes => {
                     let len = contents.first_chunk().copied().unwrap_or_default();
                     let len = u64::from_le_bytes(len);
                     check_pages(memory.ram(), message.number, len)?;
                     let end = message.number.saturating_add(len);
                     memory.clear(&(message.number..end), &mut buffer)?;
                 }
-                Kind::Blocks => self.disks.put(message.number, &mut contents)?,
-                Kind::BlockZeroes => self.disks.clear(message.number, &contents)?,
-                Kind::Round => {
-                    self.stream.send(Kind::Received, message.number, &[])?;
+                MessageKind::Blocks => self.disks.put(message.number, &mut contents)?,
+                MessageKind::BlockZeroes => self.disks.clear(message.number, &contents)?,
+                MessageKind::Round => {
+                    self.stream
+                        .send(MessageKind::Received, message.number, &[])?;
                     self.stream.flush()?;
                 }
-                Kind::State => {
+                MessageKind::State => {
                     let mut state = decode_moving(&contents).map_err(ReceiveError::State)?;
                     self.check_same(&state)?;
                     self.disks.finish()?;
@@ -300,9 +301,9 @@ impl<S: Read + Write> ArrivedMigration<S> {
         mut self,
         start: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
     ) -> Result<(), ReceiveError> {
-        self.stream.send(Kind::Ready, 0, &[])?;
+        self.stream.send(MessageKind::Ready, 0, &[])?;
         // From here on the other side does not run it any more.
-        self.stream.expect(Kind::Run)?;
+        self.stream.expect(MessageKind::Run)?;
         if self.is_running
             && let Err(error) = start()
         {
@@ -310,7 +311,7 @@ impl<S: Read + Write> ArrivedMigration<S> {
             return Err(ReceiveError::Start(error));
         }
         // It runs here, whether the other side learns of it or not.
-        let told = self.stream.send(Kind::Running, 0, &[]);
+        let told = self.stream.send(MessageKind::Running, 0, &[]);
         if let Err(error) = told.and_then(|()| self.stream.flush()) {
             tracing::warn!(%error, "the host that a VM came from was not told that it runs here");
         }
@@ -330,7 +331,7 @@ fn read_hello<S: Read + Write>(
     limits: MigrationLimits,
 ) -> Result<Announced, ReceiveError> {
     let mut contents = Vec::new();
-    let mut next = |kinds: &[Kind]| {
+    let mut next = |kinds: &[MessageKind]| {
         let message = stream.receive(&mut contents)?;
         match kinds.contains(&message.kind) {
             true => Ok((message.kind, std::mem::take(&mut contents))),
@@ -339,13 +340,13 @@ fn read_hello<S: Read + Write>(
             }),
         }
     };
-    let (_, hello) = next(&[Kind::Hello])?;
+    let (_, hello) = next(&[MessageKind::Hello])?;
     let state = decode_moving(&hello).map_err(ReceiveError::State)?;
     let mut plugged = Vec::new();
-    let (kind, mut list) = next(&[Kind::Plugged, Kind::Disks])?;
-    if kind == Kind::Plugged {
+    let (kind, mut list) = next(&[MessageKind::Plugged, MessageKind::Disks])?;
+    if kind == MessageKind::Plugged {
         plugged = decode_plugged(&list, &state.builders_devices())?;
-        (_, list) = next(&[Kind::Disks])?;
+        (_, list) = next(&[MessageKind::Disks])?;
     }
     let disks = decode(&list)?;
     let (wanted, most) = (MemoryShape::total(state.memory), limits.memory);

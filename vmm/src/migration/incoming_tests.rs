@@ -6,22 +6,22 @@ use crate::snapshot::encode_moving;
 use crate::snapshot::testing::sample;
 use crate::transport::Transport;
 
-fn state(machine: &MachineState) -> (Kind, u64, Vec<u8>) {
-    (Kind::State, 1, encode_moving(machine))
+fn state(machine: &MachineState) -> (MessageKind, u64, Vec<u8>) {
+    (MessageKind::State, 1, encode_moving(machine))
 }
 
-fn zeroes(address: u64, len: u64) -> (Kind, u64, Vec<u8>) {
-    (Kind::Zeroes, address, len.to_le_bytes().to_vec())
+fn zeroes(address: u64, len: u64) -> (MessageKind, u64, Vec<u8>) {
+    (MessageKind::Zeroes, address, len.to_le_bytes().to_vec())
 }
 
 #[test]
 fn pages_and_zeroes_arrive_where_they_belong() {
     let bytes = stream(&[
-        (Kind::Pages, 0x3000, vec![7; 0x3000]),
-        (Kind::Round, 0, Vec::new()),
+        (MessageKind::Pages, 0x3000, vec![7; 0x3000]),
+        (MessageKind::Round, 0, Vec::new()),
         zeroes(0x4000, 0x1000),
         zeroes(0, 32 << 20),
-        (Kind::Pages, 0x1ff_f000, vec![9; 0x1000]),
+        (MessageKind::Pages, 0x1ff_f000, vec![9; 0x1000]),
         state(&machine()),
     ]);
     let (arrived, memory, paused_at) = receive(&bytes).unwrap();
@@ -50,7 +50,7 @@ fn pages_that_are_none_are_refused() {
         if let Ok(len) = usize::try_from(len)
             && len <= 0x2000
         {
-            let pages = (Kind::Pages, address, vec![1; len]);
+            let pages = (MessageKind::Pages, address, vec![1; len]);
             let error = receive(&stream(&[pages])).unwrap_err();
             assert!(matches!(error, ReceiveError::NoPages { .. }));
         }
@@ -104,8 +104,8 @@ proptest! {
         len in 0usize..30_000,
     ) {
         let mut bytes = stream(&[
-            (Kind::Pages, 0x3000, vec![7; 0x1000]),
-            (Kind::Round, 0, Vec::new()),
+            (MessageKind::Pages, 0x3000, vec![7; 0x1000]),
+            (MessageKind::Round, 0, Vec::new()),
             state(&machine()),
         ]);
         let at = at % bytes.len();

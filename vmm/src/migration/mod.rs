@@ -32,7 +32,7 @@ pub use error::ReceiveError;
 pub use incoming::{ArrivedMigration, IncomingMigration, MigrationLimits};
 pub(crate) use send::{SendEnd, Sender, Zeroes};
 pub use stream::StreamError;
-pub(crate) use stream::{Kind, Stream};
+pub(crate) use stream::{MessageKind, Stream};
 
 /// What a migration may cost.
 #[derive(Clone, Debug, PartialEq, Eq)]

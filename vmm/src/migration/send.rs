@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use super::stream::{Kind, MAX_PAGES, Stream, StreamError};
+use super::stream::{MAX_PAGES, MessageKind, Stream, StreamError};
 use crate::memory::{GuestMemory, MemoryError, PageSet, runs_of_data};
 
 /// How often progress is told.
@@ -123,12 +123,13 @@ impl<S: Read + Write> Sender<S> {
                 return Ok(());
             }
             let len = (to - from) as u64;
-            stream.send(Kind::Zeroes, start + from as u64, &len.to_le_bytes())
+            stream.send(MessageKind::Zeroes, start + from as u64, &len.to_le_bytes())
         };
         for run in runs_of_data(bytes) {
             zero(&mut self.stream, at, run.start)?;
             let number = start + run.start as u64;
-            self.stream.send(Kind::Pages, number, &bytes[run.clone()])?;
+            self.stream
+                .send(MessageKind::Pages, number, &bytes[run.clone()])?;
             at = run.end;
         }
         zero(&mut self.stream, at, len)
@@ -136,12 +137,12 @@ impl<S: Read + Write> Sender<S> {
 
     /// Ends a round, and waits until the other side has all of it.
     pub(crate) fn round(&mut self, number: u32) -> Result<(), StreamError> {
-        self.stream.send(Kind::Round, number.into(), &[])?;
-        let answer = self.stream.expect(Kind::Received)?;
+        self.stream.send(MessageKind::Round, number.into(), &[])?;
+        let answer = self.stream.expect(MessageKind::Received)?;
         match answer == u64::from(number) {
             true => Ok(()),
             false => Err(StreamError::Unexpected {
-                found: Kind::Received as u32,
+                found: MessageKind::Received as u32,
             }),
         }
     }

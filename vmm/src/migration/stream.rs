@@ -28,7 +28,7 @@ const HEADER: usize = 16;
 /// What a message says, and the meaning of its number and contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Kind {
+pub(crate) enum MessageKind {
     /// The machine as it is now, as a state file; the number is 1 if it runs.
     Hello = 1,
     /// Pages from the physical address in the number on.
@@ -64,7 +64,7 @@ pub(crate) enum Kind {
     Refused = 32,
 }
 
-impl Kind {
+impl MessageKind {
     const ALL: [Self; 15] = [
         Self::Hello,
         Self::Pages,
@@ -138,7 +138,7 @@ pub enum StreamError {
 /// One message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    pub(crate) kind: Kind,
+    pub(crate) kind: MessageKind,
     /// Its meaning depends on the kind.
     pub(crate) number: u64,
 }
@@ -174,7 +174,7 @@ impl<S: Read + Write> Stream<S> {
     /// Sends a message.
     pub(crate) fn send(
         &mut self,
-        kind: Kind,
+        kind: MessageKind,
         number: u64,
         contents: &[u8],
     ) -> Result<(), StreamError> {
@@ -195,7 +195,7 @@ impl<S: Read + Write> Stream<S> {
     /// Tells the other side why it ends, if it still listens.
     pub(crate) fn refuse(&mut self, why: &str) {
         let end = why.floor_char_boundary(MAX_TEXT);
-        let told = self.send(Kind::Refused, 0, &why.as_bytes()[..end]);
+        let told = self.send(MessageKind::Refused, 0, &why.as_bytes()[..end]);
         if let Err(error) = told.and_then(|()| self.flush()) {
             tracing::debug!(%error, "the other side of a migration was not told of its end");
         }
@@ -211,7 +211,9 @@ impl<S: Read + Write> Stream<S> {
         };
         let (found, len) = (word(0), word(4));
         let number = u64::from(word(8)) | u64::from(word(12)) << 32;
-        let known = Kind::ALL.into_iter().find(|kind| *kind as u32 == found);
+        let known = MessageKind::ALL
+            .into_iter()
+            .find(|kind| *kind as u32 == found);
         let kind = known.ok_or(StreamError::Unexpected { found })?;
         let most = kind.max_len();
         if len as usize > most {
@@ -224,7 +226,7 @@ impl<S: Read + Write> Stream<S> {
         if read.map_err(StreamError::Io)? < len as usize {
             return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into()));
         }
-        if kind == Kind::Refused {
+        if kind == MessageKind::Refused {
             return Err(StreamError::Refused(printable(contents)));
         }
         Ok(Message { kind, number })
@@ -232,7 +234,7 @@ impl<S: Read + Write> Stream<S> {
 
     /// Receives the next message, which must be of this kind and has no contents; returns its
     /// number.
-    pub(crate) fn expect(&mut self, wanted: Kind) -> Result<u64, StreamError> {
+    pub(crate) fn expect(&mut self, wanted: MessageKind) -> Result<u64, StreamError> {
         self.flush()?;
         let message = self.receive(&mut Vec::new())?;
         match message.kind == wanted {
@@ -295,15 +297,15 @@ mod tests {
     #[test]
     fn messages_arrive_as_they_were_sent() {
         let bytes = sent(|stream| {
-            stream.send(Kind::Pages, 0x1000, &[7; 4096]).unwrap();
-            stream.send(Kind::Round, 3, &[]).unwrap();
+            stream.send(MessageKind::Pages, 0x1000, &[7; 4096]).unwrap();
+            stream.send(MessageKind::Round, 3, &[]).unwrap();
         });
         let mut stream = Stream::accept(with(&bytes)).unwrap();
         let mut contents = Vec::new();
         let first = stream.receive(&mut contents).unwrap();
-        assert_eq!((first.kind, first.number), (Kind::Pages, 0x1000));
+        assert_eq!((first.kind, first.number), (MessageKind::Pages, 0x1000));
         assert_eq!(contents, [7; 4096]);
-        assert_eq!(stream.expect(Kind::Round).unwrap(), 3);
+        assert_eq!(stream.expect(MessageKind::Round).unwrap(), 3);
         let end = stream.receive(&mut contents).unwrap_err();
         assert!(matches!(end, StreamError::Io(_)), "{end}");
     }
@@ -353,7 +355,7 @@ mod tests {
         let why = format!("no\x1b[2J {}", "é".repeat(2000));
         let bytes = sent(|stream| stream.refuse(&why));
         let mut stream = Stream::accept(with(&bytes)).unwrap();
-        let error = stream.expect(Kind::Accept).unwrap_err();
+        let error = stream.expect(MessageKind::Accept).unwrap_err();
         let StreamError::Refused(text) = error else {
             panic!("{error}");
         };

@@ -8,7 +8,7 @@ use podvisor_devices::blk::{Disk, Operation, Submitted};
 use super::disks::{MovingDisk, TargetDisks, encode as encode_disks};
 use super::error::ReceiveError;
 use super::incoming::{IncomingMigration, MigrationLimits};
-use super::stream::Kind;
+use super::stream::MessageKind;
 use crate::memory::{GuestMemory, MemorySize};
 use crate::snapshot::testing::sample;
 use crate::snapshot::{MachineState, encode_moving};
@@ -60,15 +60,15 @@ pub(super) fn machine() -> MachineState {
 }
 
 /// A stream with these messages after the announcement of a machine.
-pub(super) fn stream(messages: &[(Kind, u64, Vec<u8>)]) -> Vec<u8> {
+pub(super) fn stream(messages: &[(MessageKind, u64, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = b"PODVMIGR\x02\0\0\0".to_vec();
-    let hello = (Kind::Hello, 1, encode_moving(&machine()));
+    let hello = (MessageKind::Hello, 1, encode_moving(&machine()));
     let disk = MovingDisk {
         device: "blk0".to_owned(),
         identity: String::new(),
         len: DISK,
     };
-    let disks = (Kind::Disks, 0, encode_disks(&[disk]));
+    let disks = (MessageKind::Disks, 0, encode_disks(&[disk]));
     for (kind, number, contents) in [hello, disks].iter().chain(messages) {
         bytes.extend((*kind as u32).to_le_bytes());
         bytes.extend((contents.len() as u32).to_le_bytes());
@@ -100,36 +100,40 @@ pub fn fuzz_stream(data: &[u8]) {
         let address = u64::from(page) << 12 | u64::from(value & 1) << 8;
         let state = || encode_moving(&machine());
         messages.push(match kind % 10 {
-            0 => (Kind::Pages, address, vec![value; usize::from(len) << 10]),
+            0 => (
+                MessageKind::Pages,
+                address,
+                vec![value; usize::from(len) << 10],
+            ),
             1 => {
                 let len = u64::from(len) << (value % 64);
                 (
-                    Kind::Zeroes,
+                    MessageKind::Zeroes,
                     address << (value % 32),
                     len.to_le_bytes().to_vec(),
                 )
             }
-            2 => (Kind::Round, address, Vec::new()),
+            2 => (MessageKind::Round, address, Vec::new()),
             3 => {
                 let mut state = state();
                 let at = usize::from(page) * usize::from(len) % state.len();
                 state[at] = value;
-                (Kind::State, address, state)
+                (MessageKind::State, address, state)
             }
-            4 => (Kind::State, address, state()),
-            5 => (Kind::Refused, address, vec![value; usize::from(len)]),
-            6 => (Kind::Run, address, Vec::new()),
+            4 => (MessageKind::State, address, state()),
+            5 => (MessageKind::Refused, address, vec![value; usize::from(len)]),
+            6 => (MessageKind::Run, address, Vec::new()),
             7 => (
-                Kind::Blocks,
+                MessageKind::Blocks,
                 address,
                 vec![value % 2; usize::from(len) << 8],
             ),
             8 => {
                 let len = (u64::from(len) << (page % 64)).to_le_bytes();
                 let contents = [&[value, 0, 0, 0][..], &len].concat();
-                (Kind::BlockZeroes, address, contents)
+                (MessageKind::BlockZeroes, address, contents)
             }
-            _ => (Kind::Hello, address, state()),
+            _ => (MessageKind::Hello, address, state()),
         });
         if messages.len() >= 32 {
             break;

@@ -24,7 +24,7 @@ use super::vm::{PAUSE_TIMEOUT, Vm, VmError};
 use crate::kvm::KvmError;
 use crate::memory::{MemoryError, MemoryLog, PageSet};
 use crate::migration::{
-    Kind, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep, MovingDisk,
+    MessageKind, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep, MovingDisk,
     RunningLog, SECTOR, SendEnd, Sender, SourceDisk, Stream, StreamError, Zeroes, encode_disks,
     encode_plugged,
 };
@@ -333,15 +333,15 @@ impl Vm {
     ) -> Result<(Written, u32), MigrateError> {
         let state = encode_moving(&begun.announced);
         let number = begun.was_running.into();
-        sender.stream.send(Kind::Hello, number, &state)?;
+        sender.stream.send(MessageKind::Hello, number, &state)?;
         if !options.plugged.is_empty() {
             let plugged = encode_plugged(&options.plugged);
-            sender.stream.send(Kind::Plugged, 0, &plugged)?;
+            sender.stream.send(MessageKind::Plugged, 0, &plugged)?;
         }
         let moving: Vec<_> = begun.disks.iter().map(|disk| disk.moving.clone()).collect();
         let list = encode_disks(&moving);
-        sender.stream.send(Kind::Disks, 0, &list)?;
-        sender.stream.expect(Kind::Accept)?;
+        sender.stream.send(MessageKind::Disks, 0, &list)?;
+        sender.stream.expect(MessageKind::Accept)?;
         let memory = &self.context.machine.memory;
         let mut rest = Written {
             pages: memory.touched()?,
@@ -438,14 +438,14 @@ impl Vm {
         }
         let state = encode_moving(&self.gather(&transition, Identity::default())?);
         let nanos = time_of_day.map_or(1, |time| time.as_nanos() as u64);
-        sender.stream.send(Kind::State, nanos, &state)?;
-        sender.stream.expect(Kind::Ready)?;
+        sender.stream.send(MessageKind::State, nanos, &state)?;
+        sender.stream.expect(MessageKind::Ready)?;
         reached(MigrationStep::GivingAway, sender.sent, 0)?;
         self.check_not_ended()?;
         // From here on this side does not resume it by itself.
         let was_running = std::mem::take(&mut pause.was_running);
-        let given = sender.stream.send(Kind::Run, 0, &[]);
-        match given.and_then(|()| sender.stream.expect(Kind::Running)) {
+        let given = sender.stream.send(MessageKind::Run, 0, &[]);
+        match given.and_then(|()| sender.stream.expect(MessageKind::Running)) {
             Ok(_) => {
                 let downtime = paused_at.elapsed();
                 self.context.end_as_moved();
