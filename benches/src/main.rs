@@ -9,6 +9,7 @@ mod boot;
 mod cri;
 mod image;
 mod interrupt;
+mod migrate;
 mod monitor;
 mod net;
 mod output;
@@ -42,6 +43,8 @@ enum Subject {
     Image(image::Args),
     /// A line's interrupt, by ioctl and by irqfd
     Interrupt(interrupt::Args),
+    /// A running guest that moves from one process to another
+    Migrate(migrate::Args),
     /// TCP both ways, and a byte there and back, over MMIO and over PCI
     Net(monitor::MonitorArgs),
     /// From a registry to a root file system
@@ -61,6 +64,7 @@ fn main() -> anyhow::Result<()> {
         Subject::Cri(args) => cri::command(&args),
         Subject::Image(args) => image::command(&args),
         Subject::Interrupt(args) => interrupt::command(&args),
+        Subject::Migrate(args) => migrate::command(&args),
         Subject::Net(args) => net::command(&args),
         Subject::Pull(args) => pull::command(&args),
         Subject::Restore(args) => restore::command(&args),

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::boot::{Kind, Running, Sample, Stage, take};
+use crate::boot::{Kind, Running, Sample, Stage, process_cpu, take};
 use crate::qemu::{self, Boot};
 
 /// MiB of guest memory.
@@ -52,6 +52,8 @@ pub(crate) struct MonitorArgs {
 /// The device of the guest, by the arguments of each monitor.
 #[derive(Debug)]
 pub(crate) struct Device {
+    /// What the guest's init reads on the kernel's command line.
+    pub(crate) parameters: String,
     /// The last arguments of podvisor's program.
     pub(crate) podvisor: Vec<String>,
     /// What QEMU has behind the device.
@@ -66,7 +68,7 @@ pub(crate) struct Device {
 #[derive(Debug)]
 pub(crate) struct Subject {
     pub(crate) name: &'static str,
-    kind: Kind,
+    pub(crate) kind: Kind,
     program: PathBuf,
     arguments: Vec<String>,
 }
@@ -92,7 +94,7 @@ impl MonitorArgs {
                 text(&kernel),
                 text(&initramfs),
                 format!("{MEMORY}MiB"),
-                format!("{COMMAND_LINE}{bus}"),
+                command_line(bus, device),
             ];
             arguments.extend(device.podvisor.iter().cloned());
             Subject {
@@ -115,7 +117,7 @@ impl MonitorArgs {
                 kernel: &kernel,
                 initramfs: &initramfs,
                 memory_mib: MEMORY,
-                command_line: &format!("{COMMAND_LINE}{bus}"),
+                command_line: &command_line(bus, device),
             };
             let mut arguments = qemu::arguments(machine, &boot);
             arguments.extend(device.backend.iter().cloned());
@@ -166,11 +168,16 @@ fn rounds<S, C>(
 impl Subject {
     /// Starts the monitor, whose messages go to a file in `dir`.
     pub(crate) fn start(&self, dir: &Path) -> Result<Monitor> {
-        let messages = dir.join("stderr");
+        self.start_with(&[], dir.join("stderr"))
+    }
+
+    /// Starts the monitor with more arguments; its messages go to the file `messages`.
+    pub(crate) fn start_with(&self, more: &[String], messages: PathBuf) -> Result<Monitor> {
         let began = Instant::now();
         let mut child = Running(
             Command::new(&self.program)
                 .args(&self.arguments)
+                .args(more)
                 // Open and silent: monitors that read their stdin block.
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
@@ -190,6 +197,12 @@ impl Subject {
 }
 
 impl Monitor {
+    /// Returns the CPU time of the process with all its threads, those that have ended too, in ns.
+    pub(crate) fn cpu(&self) -> Result<u64> {
+        let cpu = process_cpu(self.child.0.id());
+        cpu.context("the process's CPU clock cannot be read")
+    }
+
     /// Samples the CPU time of its threads.
     pub(crate) fn sample(&self) -> Result<Sample> {
         take(self.child.0.id(), self.kind, MEMORY, self.began.elapsed())
@@ -200,6 +213,12 @@ impl Monitor {
         let messages = std::fs::read_to_string(&self.messages).unwrap_or_default();
         messages.trim().to_owned()
     }
+}
+
+fn command_line(bus: &str, device: &Device) -> String {
+    let parameters = device.parameters.as_str();
+    let space = if parameters.is_empty() { "" } else { " " };
+    format!("{COMMAND_LINE}{bus}{space}{parameters}")
 }
 
 fn text(path: &Path) -> String {

@@ -14,8 +14,8 @@ use anyhow::{Context, Result};
 use crate::{guest, images, kernel, paths, process, setup};
 pub(crate) use args::Args;
 use args::{
-    BlkArgs, BootArgs, Clock, CriArgs, ImageArgs, InterruptArgs, NetArgs, PullArgs, RestoreArgs,
-    StartArgs, Subject, VmArgs,
+    BlkArgs, BootArgs, Clock, CriArgs, ImageArgs, InterruptArgs, MigrateArgs, NetArgs, PullArgs,
+    RestoreArgs, StartArgs, Subject, VmArgs,
 };
 use measurement::Measurement;
 
@@ -26,6 +26,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         Subject::Cri(args) => cri(args),
         Subject::Image(args) => image(args),
         Subject::Interrupt(args) => interrupt(args),
+        Subject::Migrate(args) => migrate(args),
         Subject::Net(args) => net(args),
         Subject::Pull(args) => pull(args),
         Subject::Restore(args) => restore(args),
@@ -73,6 +74,17 @@ fn net(args: &NetArgs) -> Result<ExitCode> {
         .with_json(&args.json)?
         .with_plot(&args.plot)?
         .run(Duration::from_secs(120 + 120 * runs as u64))
+}
+
+fn migrate(args: &MigrateArgs) -> Result<ExitCode> {
+    devices("migrate", args.clock, args.runs)?
+        .with("--fill", args.fill)
+        .with("--region", args.region)
+        .with("--pages", args.pages)
+        .with("--downtime", args.downtime)
+        .with_json(&args.json)?
+        .with_plot(&args.plot)?
+        .run(Duration::from_secs(120 + 120 * args.runs as u64))
 }
 
 /// Rounds of a measurement in which everything runs once: where instructions are counted, all are

@@ -26,6 +26,7 @@ pub(crate) fn command(args: &MonitorArgs) -> Result<()> {
     std::fs::write(&disk, vec![0x5a; DISK])?;
     let disk = disk.display().to_string();
     let device = Device {
+        parameters: String::new(),
         podvisor: vec![disk.clone()],
         backend: vec![
             // The device's work is done by a thread other than the monitor's main thread.

@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail};
 
 pub(crate) use peers::Kind;
 pub(crate) use run::{Running, ahead_of_others};
-pub(crate) use sample::{Memory, Sample, take};
+pub(crate) use sample::{Memory, Sample, process_cpu, take};
 pub(crate) use stage::Stage;
 
 use crate::output;

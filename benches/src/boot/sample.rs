@@ -198,7 +198,7 @@ fn guest_memory(mappings: &[Mapping<'_>], kib: u64) -> Option<std::ops::Range<us
 }
 
 /// Returns the CPU time of a process with all its threads, ended ones too, in ns.
-fn process_cpu(pid: u32) -> io::Result<u64> {
+pub(crate) fn process_cpu(pid: u32) -> io::Result<u64> {
     let mut clock = MaybeUninit::uninit();
     let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
     // SAFETY: `clock` is valid for writing; on success (0) it is initialised.

@@ -41,6 +41,7 @@ pub(crate) fn command(args: &MonitorArgs) -> Result<()> {
     let number = tap.number();
     let on_bus = |device: &str| format!("{device},netdev=net,mac={MAC}");
     let device = Device {
+        parameters: String::new(),
         podvisor: vec![MAC.to_owned(), number.to_string()],
         backend: vec![
             // In its own process, as podvisor's device is.

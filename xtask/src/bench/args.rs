@@ -22,6 +22,9 @@ pub(super) enum Subject {
     Image(ImageArgs),
     /// A line's interrupt, by ioctl and by irqfd
     Interrupt(InterruptArgs),
+    /// A running guest that moves to another process: podvisor over MMIO and over PCI, and QEMU's
+    /// microvm and q35
+    Migrate(MigrateArgs),
     /// TCP both ways and a byte there and back over a tap: podvisor over MMIO and over PCI, and
     /// QEMU's microvm and q35
     Net(NetArgs),
@@ -103,6 +106,31 @@ pub(super) struct ImageArgs {
     pub(super) machines: u32,
     #[command(flatten)]
     pub(super) json: Json,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct MigrateArgs {
+    #[command(flatten)]
+    pub(super) clock: Clock,
+    /// Migrations of each
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(super) runs: usize,
+    /// MiB of the guest's 128 that have data
+    #[arg(long, value_name = "MIB", default_value_t = 64)]
+    pub(super) fill: u32,
+    /// MiB of them that the guest writes to again and again
+    #[arg(long, value_name = "MIB", default_value_t = 16)]
+    pub(super) region: u32,
+    /// Pages that it writes to per millisecond
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(super) pages: u32,
+    /// For how many milliseconds the guest may stand still
+    #[arg(long, value_name = "MS", default_value_t = 300)]
+    pub(super) downtime: u32,
+    #[command(flatten)]
+    pub(super) json: Json,
+    #[command(flatten)]
+    pub(super) plot: Plot,
 }
 
 #[derive(Debug, clap::Args)]
