@@ -9,11 +9,15 @@ use podvisor_vmm::{
 use tokio::sync::watch;
 use tracing::debug;
 
+use super::config::{Boot, MachineConfig, VsockPort};
 use super::console::Console;
-use super::{
-    Boot, Disk, KernelPanic, Machine, MachineConfig, MachineError, MachineExit, Nic, Ports,
-    SharedDir, VsockPort, causes,
-};
+use super::disk::Disk;
+use super::error::{MachineError, causes};
+use super::exit::MachineExit;
+use super::nic::Nic;
+use super::panic::KernelPanic;
+use super::running::{Machine, Ports};
+use super::share::SharedDir;
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
 /// machines do not see each other.

@@ -7,7 +7,10 @@ use std::path::Path;
 
 use podvisor_vmm::{EarlyVm, Initramfs, Kernel, Snapshot, Transport};
 
-use super::{Disk, MachineError, Nic, SharedDir};
+use super::disk::Disk;
+use super::error::MachineError;
+use super::nic::Nic;
+use super::share::SharedDir;
 
 /// The kernel and initramfs that a machine boots.
 #[derive(Debug)]
@@ -53,9 +56,6 @@ pub enum Boot {
     Template(Snapshot),
 }
 
-/// The tag of the directory that a machine shares.
-pub const SHARE_TAG: &str = "shared";
-
 /// The unit of [`MachineConfig::growth`] in bytes.
 pub const GROWTH_UNIT: u64 = 128 << 20;
 
@@ -79,7 +79,7 @@ pub struct MachineConfig {
     pub spare_disks: u8,
     /// Network cards.
     pub nics: Vec<Nic>,
-    /// The directory that the guest finds under [`SHARE_TAG`].
+    /// The directory that the guest finds under [`SHARE_TAG`](super::SHARE_TAG).
     pub share: Option<SharedDir>,
     /// The bus of its devices.
     pub transport: Transport,

@@ -11,7 +11,8 @@ use podvisor_vmm::{
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
-use super::{Machine, MachineError};
+use super::error::MachineError;
+use super::running::Machine;
 
 /// Size of a disk's sector in bytes, and of a spare disk without a medium.
 const SECTOR: u64 = 512;

@@ -8,7 +8,7 @@ use podvisor_vmm::{
     VsockError,
 };
 
-use super::UserRange;
+use super::user_range::UserRange;
 
 /// An error of a virtual machine: it was not built, or could not do what it was asked.
 #[derive(Debug, thiserror::Error)]

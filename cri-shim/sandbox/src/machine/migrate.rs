@@ -6,26 +6,24 @@
 //! other.
 
 use std::fs::File;
-use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 
+use podvisor_network::guest::NicKind;
 use podvisor_vmm::{
-    Disk, FileDisk, IncomingMigration, IoEngine, MemorySize, MigrateError, MigrationLimits,
-    MigrationOptions, MigrationProgress, MigrationReport, MovingDisk, PluggedIdentity, Qcow2Disk,
-    ReceiveError, lock_disk, open_disk_for_writing, unlock_disk,
+    Disk, IncomingMigration, MemorySize, MigrateError, MigrationLimits, MigrationOptions,
+    MigrationProgress, MigrationReport, MovingDisk, PluggedIdentity, ReceiveError, lock_disk,
+    unlock_disk,
 };
 use rustix::fs::{Advice, fadvise};
 use tracing::debug;
 
-use super::own_os::{HostFiles, MachinePlan, again};
+use super::announce;
+use super::error::{MachineError, causes};
+use super::machine_disk::{DiskContents, DiskMove, MachineDisk};
+use super::own_os::{HostFiles, MachinePlan};
+use super::running::Machine;
 use super::serial_port::SerialPort;
-use super::{
-    DiskContents, DiskMove, Machine, MachineDisk, MachineError, NicKind, OverlayFormat, announce,
-};
-
-/// Most bytes of a disk that is made of files, whatever it has here.
-const MAX_MADE: u64 = 64 << 20;
 
 /// Why a machine did not arrive.
 #[derive(Debug, thiserror::Error)]
@@ -119,7 +117,7 @@ impl MachinePlan {
         let disks = match self.new_disks(incoming.disks()) {
             Ok(disks) => disks,
             Err(error) => {
-                incoming.refuse(&super::causes(&error));
+                incoming.refuse(&causes(&error));
                 return Err(error);
             }
         };
@@ -140,7 +138,7 @@ impl MachinePlan {
         let built = match built {
             Ok(built) => built,
             Err(error) => {
-                arrived.refuse(&super::causes(&error));
+                arrived.refuse(&causes(&error));
                 return Err(error.into());
             }
         };
@@ -306,39 +304,4 @@ impl MachinePlan {
         }
         Ok(())
     }
-}
-
-impl MachineDisk {
-    /// Opens a disk whose contents come: an overlay of the same image, or a file of zeroes.
-    fn open_new(&self, len: u64) -> io::Result<Box<dyn Disk>> {
-        let file = match &self.contents {
-            DiskContents::Overlay {
-                base,
-                overlay,
-                format: OverlayFormat::Qcow2,
-            } => {
-                let disk = Qcow2Disk::open(base.try_clone()?, overlay.try_clone()?);
-                return Ok(Box::new(disk.map_err(io::Error::other)?));
-            }
-            DiskContents::Overlay { overlay: file, .. } | DiskContents::Raw { file, .. } => file,
-            DiskContents::Part { .. } => return Err(io::ErrorKind::Unsupported.into()),
-        };
-        // Its own contents may have another length, as those of cloud-init's disk.
-        let ours = file.metadata()?.len();
-        if len > ours.max(MAX_MADE) {
-            return Err(io::Error::other(format!(
-                "it has {len} bytes there, and {ours} here"
-            )));
-        }
-        file.set_len(0)?;
-        file.set_len(len)?;
-        let disk = open_disk_for_writing(file.try_clone()?, IoEngine::Sync);
-        disk.map_err(io::Error::other)
-    }
-}
-
-/// Opens a disk that a machine on another host still has: it is locked later.
-pub(super) fn open_unlocked(file: &File) -> Result<Box<dyn Disk>, MachineError> {
-    let disk = FileDisk::new(again(file)?).map_err(MachineError::Duplicate)?;
-    Ok(Box::new(disk))
 }

@@ -4,25 +4,28 @@
 //! reboots gets a new machine from the same plan.
 
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use podvisor_network::guest::NicKind;
 use podvisor_vmm::{
-    BlockDevice, DiskPart, Firmware, FsProcess, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize,
-    OverlayFormat, PageMap, PortsDevice, RestoreBuilder, Smbios, Snapshot, Transport, Vm,
-    VmBuilder, VsockDevice, grow_overlay, open_disk_for_writing,
+    Firmware, FsProcess, Initramfs, Kernel, KvmDevice, MemorySize, PageMap, PortsDevice,
+    RestoreBuilder, Smbios, Snapshot, Transport, Vm, VmBuilder, VsockDevice,
 };
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
+use super::build::{BuiltMachine, GUEST_CID};
+use super::error::MachineError;
+use super::machine_disk::{Locks, MachineDisk, again};
 use super::machine_size::MachineSize;
+use super::nic::Nic;
+use super::origin::{BootProgram, ContinueAs, KeptKernel, SavedMachine};
+use super::running::Ports;
 use super::serial_port::SerialPort;
-use super::{
-    BootProgram, BuiltMachine, ContinueAs, GUEST_CID, KeptKernel, MachineError, Nic, NicKind,
-    OpenShare, Ports, SavedMachine, migrate,
-};
+use super::share::OpenShare;
 
 /// What a process opens before its jail closes, to build machines in it.
 #[derive(Debug)]
@@ -144,58 +147,6 @@ pub struct MachineIdentity {
     pub chassis_asset_tag: Option<String>,
     /// The chassis' stock keeping unit.
     pub chassis_sku: Option<String>,
-}
-
-/// A disk of a machine.
-#[derive(Debug)]
-pub struct MachineDisk {
-    /// What it contains.
-    pub contents: DiskContents,
-    /// The serial number by which the guest finds it; at most 20 bytes.
-    pub serial: String,
-    /// What becomes of it when the machine moves to another host.
-    pub moves: DiskMove,
-}
-
-/// What becomes of a disk when its machine moves to another host.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DiskMove {
-    /// Both hosts open the same one.
-    #[default]
-    Shared,
-    /// Each host has its own with the same contents, which nobody writes. Both have this name.
-    Same(String),
-    /// It is of this host alone: what differs from a new disk goes with the memory. A new disk of
-    /// this name is the same on both hosts.
-    Copied(String),
-}
-
-/// The contents of a disk.
-#[derive(Debug)]
-pub enum DiskContents {
-    /// A file or block device with the disk's bytes.
-    Raw {
-        /// Open for reading, and for writing unless `is_read_only`.
-        file: File,
-        /// The guest cannot write it.
-        is_read_only: bool,
-    },
-    /// A file or block device whose first sectors are not the guest's.
-    Part {
-        /// Open for reading and writing.
-        file: File,
-        /// Sectors of 512 bytes before the guest's first one.
-        first: u32,
-    },
-    /// An image that stays as it is, and a file with the differences.
-    Overlay {
-        /// The image, open for reading.
-        base: File,
-        /// The differences, open for reading and writing.
-        overlay: File,
-        /// How they are stored.
-        format: OverlayFormat,
-    },
 }
 
 /// A network card of a machine.
@@ -443,24 +394,11 @@ impl MachinePlan {
                 found.ok_or_else(|| MachineError::NoDisk(serial.to_owned()))?
             }
         };
-        let failed = |source| MachineError::Grow {
+        let grown = disk.grow(bytes);
+        grown.map_err(|source| MachineError::Grow {
             serial: serial.to_owned(),
             source,
-        };
-        match &disk.contents {
-            DiskContents::Overlay {
-                overlay, format, ..
-            } => grow_overlay(overlay, *format, bytes)
-                .map_err(|error| failed(io::Error::other(error)))?,
-            DiskContents::Raw {
-                file,
-                is_read_only: false,
-            } => grow_file(file, bytes).map_err(failed)?,
-            DiskContents::Raw { .. } | DiskContents::Part { .. } => {
-                let why = "it is read-only, or not all of its device is the guest's";
-                return Err(failed(io::Error::new(io::ErrorKind::Unsupported, why)));
-            }
-        }
+        })?;
         Ok(device)
     }
 
@@ -473,30 +411,11 @@ impl MachinePlan {
         let plugged = self.plugged();
         let all = self.disks.iter().chain(plugged.iter().map(|one| &one.disk));
         let written = all.filter_map(|disk| {
-            let file = match &disk.contents {
-                DiskContents::Raw { file, is_read_only } => (!is_read_only).then_some(file),
-                DiskContents::Part { file, .. } => Some(file),
-                DiskContents::Overlay { overlay, .. } => Some(overlay),
-            };
-            file.map(|file| Ok((disk.serial.clone(), again(file)?)))
+            let file = disk.written()?;
+            Some(again(file).map(|file| (disk.serial.clone(), file)))
         });
         written.collect()
     }
-}
-
-/// Makes a disk's file larger.
-fn grow_file(file: &File, bytes: u64) -> io::Result<()> {
-    let meta = file.metadata()?;
-    if !meta.is_file() {
-        return Ok(());
-    }
-    let now = meta.len();
-    if bytes < now {
-        let why = format!("it has {now} bytes, and a disk is not made smaller");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-    }
-    file.set_len(bytes)?;
-    file.sync_all()
 }
 
 fn shape_of((cpus, memory, growth): (u8, MemorySize, MemorySize)) -> String {
@@ -519,14 +438,6 @@ enum PluggedPlaces {
         /// How many.
         first: usize,
     },
-}
-
-/// Whether a machine locks the disks that it writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Locks {
-    Taken,
-    /// When the machine that has them has ended.
-    Later,
 }
 
 /// Connects a machine's serial port.
@@ -575,89 +486,5 @@ impl MachinePlan {
             }
         }
         Some(tables)
-    }
-}
-
-impl MachineDisk {
-    /// Returns the device, which locks the disk.
-    pub(crate) fn locked_device(&self) -> Result<BlockDevice, MachineError> {
-        Ok(self.device(Locks::Taken)?.serial(&self.serial))
-    }
-
-    /// Returns the disk's one file, if it has one.
-    pub(crate) fn raw_file(&self) -> Option<&File> {
-        match &self.contents {
-            DiskContents::Raw { file, .. } => Some(file),
-            DiskContents::Part { .. } | DiskContents::Overlay { .. } => None,
-        }
-    }
-
-    fn device(&self, locks: Locks) -> Result<BlockDevice, MachineError> {
-        let is_shared = self.moves == DiskMove::Shared;
-        let device = match &self.contents {
-            DiskContents::Raw {
-                file,
-                is_read_only: false,
-            } if locks == Locks::Later && is_shared => {
-                BlockDevice::new(migrate::open_unlocked(file)?)
-            }
-            DiskContents::Raw { file, is_read_only } => {
-                let device = BlockDevice::from_file(again(file)?)?;
-                match is_read_only {
-                    true => device.read_only(),
-                    false => device,
-                }
-            }
-            DiskContents::Part { file, first } => {
-                let whole = match locks == Locks::Later && is_shared {
-                    true => migrate::open_unlocked(file)?,
-                    false => open_disk_for_writing(again(file)?, IoEngine::Sync)?,
-                };
-                BlockDevice::new(Box::new(DiskPart::after(*first, whole)))
-            }
-            DiskContents::Overlay {
-                base,
-                overlay,
-                format,
-            } => BlockDevice::overlay(again(base)?, again(overlay)?, *format)?,
-        };
-        Ok(match self.moves {
-            DiskMove::Copied(_) => device.copied(),
-            DiskMove::Shared | DiskMove::Same(_) => device,
-        })
-    }
-}
-
-/// Whether a disk with these counters, by name, has requests that it has not answered.
-pub(super) fn has_unanswered(counters: &[(&str, u64)]) -> bool {
-    let begun = counters.iter().find(|(name, _)| *name == "begun");
-    // Each answer has a class of latency.
-    let is_class = |name: &str| name.starts_with("under_") || name.ends_with("_or_more");
-    let classes = counters.iter().filter(|(name, _)| is_class(name));
-    let answered: u64 = classes.map(|(_, value)| value).sum();
-    begun.is_some_and(|(_, begun)| *begun > answered)
-}
-
-pub(super) fn again(file: &File) -> Result<File, MachineError> {
-    file.try_clone().map_err(MachineError::Duplicate)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_disk_with_more_requests_than_answers_has_not_answered() {
-        let counters = |begun, under_16us, slow| {
-            [
-                ("begun", begun),
-                ("reads", 99),
-                ("under_16us", under_16us),
-                ("65ms_or_more", slow),
-            ]
-        };
-        assert!(has_unanswered(&counters(3, 1, 1)));
-        assert!(!has_unanswered(&counters(3, 1, 2)));
-        assert!(!has_unanswered(&[]));
     }
 }

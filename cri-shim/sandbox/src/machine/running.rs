@@ -14,8 +14,9 @@ use tokio::sync::watch;
 use tracing::debug;
 
 use super::console::Console;
+use super::error::MachineError;
+use super::exit::MachineExit;
 use super::pause::{PauseCall, UndoPause};
-use super::{MachineError, MachineExit, own_os};
 
 /// The library's name of that directory's device.
 const SHARE_DEVICE: &str = "fs0";
@@ -194,7 +195,7 @@ impl Machine {
             let number: usize = of_disk(&counted.device)?;
             let counters = counted.counters.iter();
             let counters: Vec<_> = counters.map(|it| (it.name, it.value)).collect();
-            own_os::has_unanswered(&counters).then_some(number)
+            has_unanswered(&counters).then_some(number)
         });
         disks.collect()
     }
@@ -349,5 +350,35 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Whether a disk with these counters, by name, has requests that it has not answered.
+fn has_unanswered(counters: &[(&str, u64)]) -> bool {
+    let begun = counters.iter().find(|(name, _)| *name == "begun");
+    // Each answer has a class of latency.
+    let is_class = |name: &str| name.starts_with("under_") || name.ends_with("_or_more");
+    let classes = counters.iter().filter(|(name, _)| is_class(name));
+    let answered: u64 = classes.map(|(_, value)| value).sum();
+    begun.is_some_and(|(_, begun)| *begun > answered)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_with_more_requests_than_answers_has_not_answered() {
+        let counters = |begun, under_16us, slow| {
+            [
+                ("begun", begun),
+                ("reads", 99),
+                ("under_16us", under_16us),
+                ("65ms_or_more", slow),
+            ]
+        };
+        assert!(has_unanswered(&counters(3, 1, 1)));
+        assert!(!has_unanswered(&counters(3, 1, 2)));
+        assert!(!has_unanswered(&[]));
     }
 }

@@ -2,11 +2,15 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use podvisor_vmm::{FsDevice, FsProcess, IdMap};
+use podvisor_vmm::{FsDevice, FsProcess};
 use rustix::fs::{Mode, OFlags, openat};
 use serde::{Deserialize, Serialize};
 
-use super::{MachineError, SHARE_TAG};
+use super::error::MachineError;
+use super::user_range::UserRange;
+
+/// The tag of the directory that a machine shares.
+pub const SHARE_TAG: &str = "shared";
 
 /// A directory of the host that is shared with a guest. The guest may only change what is mounted
 /// in it.
@@ -16,27 +20,6 @@ pub struct SharedDir {
     pub dir: OwnedFd,
     /// Maps users of the guest to those of the host; `None`: the numbers are the same.
     pub users: Option<UserRange>,
-}
-
-/// A range of the guest's users and groups that are the host's from 0 on, up to the range's length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UserRange {
-    /// The guest's number of the host's root; not 0.
-    pub first: u32,
-    /// The number of ids.
-    pub count: u32,
-}
-
-impl UserRange {
-    /// Whether a guest can have this range.
-    #[must_use]
-    pub fn is_valid(self) -> bool {
-        self.map().is_some()
-    }
-
-    fn map(self) -> Option<IdMap> {
-        IdMap::new(self.first, self.count)
-    }
 }
 
 /// Most bytes of a tag (virtio 1.3 §5.11.4).
