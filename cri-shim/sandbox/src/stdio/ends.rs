@@ -9,9 +9,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tracing::debug;
 
+use super::error::StdioError;
 use super::files::{BUFFER, read, spawn, write_all};
 use super::outputs::{OutputEvents, Outputs, output};
-use super::{StdioError, StreamSet};
+use super::stream_set::StreamSet;
 use crate::types::StdioFds;
 
 /// The guest's ends of a process's streams.

@@ -8,6 +8,7 @@ mod ends;
 mod error;
 mod files;
 mod outputs;
+mod stream_set;
 mod streams;
 
 pub use ends::AttachedStreams;
@@ -16,7 +17,8 @@ pub use error::StdioError;
 pub(crate) use files::spawn;
 pub use files::{read, write_all};
 pub use outputs::{BrokenOutput, Outputs};
-pub use streams::{StreamSet, Streams};
+pub use stream_set::StreamSet;
+pub use streams::Streams;
 pub(crate) use streams::{open, stream_id};
 
 #[cfg(test)]

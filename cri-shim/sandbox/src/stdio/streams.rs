@@ -7,34 +7,12 @@ use podvisor_agent_protocol::{STDIO_PORT, StreamId, api};
 use tokio::io::AsyncWriteExt as _;
 
 use super::ends::{GuestInput, GuestStreams};
-use super::{Outputs, StdioError};
+use super::error::StdioError;
+use super::outputs::Outputs;
+use super::stream_set::StreamSet;
 use crate::agent::Mux;
 use crate::random::random;
 use crate::types::{StdioFds, TerminalSize};
-
-/// The standard streams that a process has; the others are `/dev/null`. On a terminal, stdin and
-/// stderr are part of stdout's stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamSet {
-    /// Input may be written to it. A terminal without it gets no keys.
-    pub stdin: bool,
-    /// Its stdout is read.
-    pub stdout: bool,
-    /// Its stderr is read.
-    pub stderr: bool,
-}
-
-impl StreamSet {
-    /// The streams of `files`.
-    #[must_use]
-    pub fn of(files: &StdioFds) -> Self {
-        Self {
-            stdin: files.stdin.is_some(),
-            stdout: files.stdout.is_some(),
-            stderr: files.stderr.is_some(),
-        }
-    }
-}
 
 /// The streams of a process, before they are connected.
 #[derive(Debug)]
