@@ -9,7 +9,31 @@ use std::collections::BTreeMap;
 
 use podvisor_seccomp::{BpfProgram, Condition, Otherwise, Rule, Verdict, Width, apply, compile};
 
-use super::{JailError, KvmCalls};
+use super::error::JailError;
+
+/// The system calls that the jail allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallFilter {
+    /// Those that a sandbox's process makes; any other kills it.
+    Enforced {
+        /// What it asks of KVM.
+        kvm: KvmCalls,
+    },
+    /// All that the other layers allow: for testing these on their own.
+    Absent,
+}
+
+/// What a process in its jail may ask of KVM. The threads of its machines, which a guest talks to,
+/// have narrower filters: they may run a vCPU and raise interrupts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvmCalls {
+    /// To run the machine that it has.
+    Run,
+    /// To add vCPUs to its machine, too.
+    AddVcpus,
+    /// To create machines, too: its guest comes later, or reboots.
+    CreateVms,
+}
 
 /// Allowed with any arguments.
 const ALWAYS: &[i64] = &[

@@ -1,8 +1,7 @@
-//! The process's user, capabilities and resource limits.
+//! The process becomes another user, with the capabilities and resource limits of its jail.
 
 use rustix::process::{
-    DumpableBehavior, Gid, Resource, Rlimit, Uid, geteuid, getrlimit, set_dumpable_behavior,
-    setrlimit,
+    DumpableBehavior, Gid, Resource, Rlimit, Uid, getrlimit, set_dumpable_behavior, setrlimit,
 };
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
@@ -10,23 +9,15 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
-use super::{JailError, MappedUsers, MissingLayer, namespaces, step};
-
-/// A sandbox's user and group are this plus its pid: no two that run at the same time have the
-/// same, and no state is needed. Linux pids are below 2²².
-pub const UID_BASE: u32 = 2_000_000_000;
+use super::error::{JailError, MissingLayer, step};
+use super::namespaces;
+use super::users::MappedUsers;
 
 /// `nobody`, if a user namespace maps only few users.
 const NOBODY: u32 = 65534;
 
 /// Most threads of all of the user's processes; each stream of a container is one.
 const THREADS: u64 = 8192;
-
-/// Capabilities for entering the jail as another user than root.
-const CHANGE_IDENTITY: CapabilitySet = CapabilitySet::SYS_ADMIN
-    .union(CapabilitySet::SETUID)
-    .union(CapabilitySet::SETGID)
-    .union(CapabilitySet::SETPCAP);
 
 /// Capabilities for serving a shared directory: files belong to the guest's users, whatever their
 /// number. Not MKNOD, with which a device of the host could be opened (whiteouts need none), and
@@ -40,25 +31,6 @@ const FOR_SHARE: CapabilitySet = CapabilitySet::CHOWN
 
 /// The number of capabilities that a kernel may know.
 const NUMBERS: u32 = 64;
-
-/// Whether this process may change its user and create namespaces: true for root, unless in a
-/// container with fewer capabilities.
-#[must_use]
-pub fn can_change_identity() -> bool {
-    let has = |sets: CapabilitySets| sets.effective.contains(CHANGE_IDENTITY);
-    geteuid().is_root() && capabilities(None).is_ok_and(has)
-}
-
-/// Returns the user id for this process. `/proc` shows its pid in the host's PID namespace.
-pub(super) fn own_uid() -> Result<u32, JailError> {
-    let find = || {
-        let link = std::fs::read_link("/proc/self")?;
-        let pid = link.to_str().and_then(|text| text.parse::<u32>().ok());
-        pid.and_then(|pid| UID_BASE.checked_add(pid))
-            .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidData))
-    };
-    find().map_err(step("find this process in /proc"))
-}
 
 /// Sets limits that the process cannot raise any more. Hard limits that are lower already stay.
 pub(super) fn limit_resources() -> Result<(), JailError> {

@@ -10,30 +10,33 @@
 //! | `namespaces` | mount, IPC, UTS, network, cgroup and user namespaces; an empty root |
 //! | `share` | the shared directory, as mounts of the jail's own |
 //! | `users` | the users of volumes, mapped to others of the host |
-//! | `identity` | a user and group of its own, capabilities, no_new_privs, resource limits |
+//! | `own_user`, `identity` | a user and group of its own, capabilities, no_new_privs, resource limits |
 //! | `paths` | Landlock: no file by path, no TCP, no signals outwards |
 //! | `filter`, `program` | seccomp: the calls that are allowed, and the compiled filter |
 //!
 //! docs/sandbox.md lists what the filter allows, call by call, and the results of attempts to break
 //! out. Nothing here knows machines or containers.
 
+mod error;
 mod filter;
 mod identity;
 mod namespaces;
+mod own_user;
 mod paths;
 mod share;
 mod spawn;
 pub(crate) mod users;
 
-use std::fmt;
 use std::os::fd::AsFd as _;
 use std::time::Instant;
 
 use tracing::debug;
 
 pub use crate::bind::pass_on_mounts;
-pub use identity::{UID_BASE, can_change_identity};
+pub use error::{JailError, MissingLayer};
+pub use filter::{CallFilter, KvmCalls};
 pub use namespaces::{try_user_namespaces, user_namespaces_remedy};
+pub use own_user::{UID_BASE, can_change_identity};
 pub use paths::has_landlock;
 pub(crate) use share::SHARE_IN_JAIL;
 pub use share::Share;
@@ -41,96 +44,6 @@ pub(super) use spawn::close_inherited;
 pub use spawn::limit_arenas;
 pub use spawn::spawn;
 pub use users::{MappedUsers, try_mapped_users};
-
-/// The system calls that the jail allows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallFilter {
-    /// Those that a sandbox's process makes; any other kills it.
-    Enforced {
-        /// What it asks of KVM.
-        kvm: KvmCalls,
-    },
-    /// All that the other layers allow: for testing these on their own.
-    Absent,
-}
-
-/// What a process in its jail may ask of KVM. The threads of its machines, which a guest talks to,
-/// have narrower filters: they may run a vCPU and raise interrupts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvmCalls {
-    /// To run the machine that it has.
-    Run,
-    /// To add vCPUs to its machine, too.
-    AddVcpus,
-    /// To create machines, too: its guest comes later, or reboots.
-    CreateVms,
-}
-
-/// A layer that this host does not support; the others hold without it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MissingLayer {
-    /// The host does not allow a user namespace without mapped users.
-    UserNamespace,
-    /// The host's kernel has no Landlock.
-    Landlock,
-    /// The host's kernel has an older Landlock ABI.
-    PartOfLandlock,
-    /// The process serves volumes as the host's root: it was started so, or the host does not map
-    /// users.
-    MappedUsers,
-}
-
-impl fmt::Display for MissingLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::UserNamespace => "user namespace",
-            Self::Landlock => "Landlock",
-            Self::PartOfLandlock => "part of Landlock",
-            Self::MappedUsers => "mapped users",
-        })
-    }
-}
-
-/// The reason why the jail could not be entered. The process must not continue.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum JailError {
-    /// The kernel refused a step.
-    #[error("failed to {step}")]
-    Step {
-        /// What was tried.
-        step: &'static str,
-        /// The kernel's answer.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The kernel refused a namespace, or a mount in it.
-    #[error(
-        "failed to {step} (the jail needs CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID and CAP_SETPCAP, \
-         or user namespaces)"
-    )]
-    Namespaces {
-        /// What was tried.
-        step: &'static str,
-        /// The kernel's answer.
-        #[source]
-        source: std::io::Error,
-    },
-    /// Landlock refused.
-    #[error("failed to restrict the file system with Landlock")]
-    Landlock(#[from] landlock::RulesetError),
-    /// The kernel refused the filter.
-    #[error("failed to install the seccomp filter")]
-    Filter(#[source] podvisor_seccomp::Error),
-}
-
-fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> JailError {
-    move |source| JailError::Step {
-        step,
-        source: source.into(),
-    }
-}
 
 /// Enters the mounts of a jail, and nothing else of it.
 #[cfg(test)]
@@ -154,7 +67,7 @@ pub(crate) fn enter_mounts_of(share: &Share) -> Result<(), JailError> {
 pub fn close(share: Option<&Share>, calls: CallFilter) -> Result<Vec<MissingLayer>, JailError> {
     let begin = Instant::now();
     let can_change_identity = can_change_identity();
-    let uid = identity::own_uid()?;
+    let uid = own_user::own_uid()?;
     identity::limit_resources()?;
     namespaces::enter(can_change_identity)?;
     namespaces::empty_root(share)?;

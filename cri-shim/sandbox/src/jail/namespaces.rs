@@ -12,13 +12,14 @@ use rustix::mount::{
 use rustix::process::{Pid, WaitOptions, chdir, pivot_root, waitpid};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
-use super::{JailError, MissingLayer, Share};
+use super::error::{JailError, MissingLayer};
+use super::share::Share;
 
 /// Where the empty root is mounted before it becomes the root: a directory that every Linux has.
 const MOUNT_POINT: &str = "/proc";
 
 /// Mount flags of the root, in addition to read-only.
-pub(super) const ROOT_FLAGS: MountFlags = MountFlags::NOSUID
+const ROOT_FLAGS: MountFlags = MountFlags::NOSUID
     .union(MountFlags::NODEV)
     .union(MountFlags::NOEXEC);
 
@@ -58,7 +59,7 @@ pub(super) fn empty_root(share: Option<&Share>) -> Result<(), JailError> {
     .map_err(step("mount the jail's root directory"))?;
     chdir(MOUNT_POINT).map_err(step("enter the jail's root directory"))?;
     if let Some(share) = share {
-        share.attach(CWD)?;
+        share.attach(CWD, ROOT_FLAGS)?;
     }
     pivot_root(".", ".").map_err(step("make the jail's directory the root"))?;
     // The old root is mounted on top of the new one now.

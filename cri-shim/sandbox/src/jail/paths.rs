@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use super::{JailError, MissingLayer};
+use super::error::{JailError, MissingLayer};
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, CompatLevel, Compatible as _, PathBeneath, Ruleset,
     RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus, Scope,

@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::mount::{MountFlags, mount_remount};
 use tracing::info;
 
-use super::{JailError, MappedUsers, identity, step};
+use super::error::{JailError, step};
+use super::own_user::{can_change_identity, own_uid};
+use super::users::MappedUsers;
 use crate::bind::{DetachedTree, Extent, MountPoint, Propagation};
 
 /// Its name in the jail's root directory.
@@ -66,10 +68,10 @@ impl Share {
     /// nobody, and may search it if others may.
     #[must_use]
     pub fn with_mapped_users(mut self) -> Self {
-        if !self.has_mounts() || !super::can_change_identity() {
+        if !self.has_mounts() || !can_change_identity() {
             return self;
         }
-        let root = identity::own_uid().map_err(io::Error::other);
+        let root = own_uid().map_err(io::Error::other);
         match root.and_then(MappedUsers::new) {
             Ok(users) => self.users = Some(users),
             Err(error) => info!(%error, "volumes are served as the host's root"),
@@ -87,15 +89,15 @@ impl Share {
         matches!(self.form, Form::Mounts(_))
     }
 
-    /// Mounts it in the jail's root directory, which is read-only from then on.
-    pub(super) fn attach(&self, root: BorrowedFd<'_>) -> Result<(), JailError> {
+    /// Mounts it in the jail's root directory, which has these flags and is read-only from then on.
+    pub(super) fn attach(&self, root: BorrowedFd<'_>, flags: MountFlags) -> Result<(), JailError> {
         let Form::Mounts(mounts) = &self.form else {
             return Ok(());
         };
         let attached = MountPoint::make(root, NAME, true).and_then(|point| mounts.attach(&point));
         attached.map_err(step("mount the shared directory in the jail"))?;
-        let flags = super::namespaces::ROOT_FLAGS | MountFlags::RDONLY;
-        mount_remount(".", flags, c"").map_err(step("make the jail's root directory read-only"))
+        let read_only = mount_remount(".", flags | MountFlags::RDONLY, c"");
+        read_only.map_err(step("make the jail's root directory read-only"))
     }
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use podvisor_host::blocking::in_thread;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
-use super::can_change_identity;
+use super::own_user::can_change_identity;
 
 /// Runs `start`, which starts a process: it is the first of a new PID namespace, in which it cannot
 /// see or signal processes outside, and whose processes end with it. Without the privilege, the

@@ -22,6 +22,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use super::own_user::UID_BASE;
 use crate::bind::{DetachedTree, Extent, Propagation};
 
 /// The host's user 0 of the range for users other than root: beyond all that a host gives to its
@@ -98,7 +99,7 @@ impl AsFd for MappedUsers {
 /// # Errors
 /// The kernel's answer.
 pub fn try_mapped_users(path: &Path) -> io::Result<()> {
-    let users = MappedUsers::new(super::UID_BASE)?;
+    let users = MappedUsers::new(UID_BASE)?;
     let top = open_tree(rustix::fs::CWD, path, OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
     DetachedTree::of(top, Extent::Top, Propagation::Private)?.map_users(&users)
 }
@@ -161,7 +162,7 @@ mod tests {
     #[test]
     fn no_user_of_a_guest_is_one_of_the_hosts_own() {
         // Users of jails are below, and -1 is none.
-        const { assert!(super::super::UID_BASE + (1 << 22) < COMMON) };
+        const { assert!(UID_BASE + (1 << 22) < COMMON) };
         assert!(
             COMMON
                 .checked_add(END)
