@@ -14,7 +14,7 @@ use super::stdio::StdioError;
 use super::types::{JailLayer, RefusalKind, SandboxExit};
 use super::wire::FrameError;
 use crate::boot_timeout::BOOT_TIMEOUT_VARIABLE;
-use crate::machine::{AssetError, KernelPanic, MachineError, MachineExit};
+use crate::machine::{AssetError, KernelPanic, MachineError, MachineExit, causes};
 
 /// An error of a sandbox: it was not started, it is gone, or it refused a request.
 #[derive(Debug, thiserror::Error)]
@@ -194,6 +194,11 @@ impl From<MachineExit> for SandboxError {
 }
 
 impl SandboxError {
+    /// The machine is not in the state that a request needs.
+    pub(crate) fn wrong_state(error: MachineError) -> Self {
+        Self::refused(RefusalKind::WrongState, causes(&error))
+    }
+
     /// Why the sandbox refused, if it did.
     #[must_use]
     pub fn kind(&self) -> Option<RefusalKind> {

@@ -16,8 +16,7 @@ use super::super::wire::{
     Request,
 };
 use super::end::Cause;
-use super::serve::has_ended;
-use super::service::Fds;
+use super::fds::Fds;
 use super::waits::{MAX_WAITS, Wait, Waits};
 
 /// Most requests that are executed at the same time, not counting those that end something or send
@@ -54,6 +53,12 @@ enum Turn {
     Refused,
     /// It counts towards [`MAX_CONCURRENT_REQUESTS`].
     InFlight,
+}
+
+/// Waits until it is known how the machine ended.
+pub(super) async fn has_ended(exit: &mut watch::Receiver<Option<SandboxExit>>) {
+    // The sender is only dropped after it has sent this.
+    let _ = exit.wait_for(Option::is_some).await;
 }
 
 /// Serves a connection until its other side closes it or the machine has ended. `answer` executes a

@@ -19,13 +19,20 @@ use super::super::stdio::Outputs;
 use super::super::types::{
     ContainerInfo, ContainerState, Health, ProcessExit, RefusalKind, Started,
 };
-use super::end::{LOST_GUEST_TIMEOUT, READER_GRACE};
 use super::output::ContainerStreams;
 use super::restart::{Processes, Restarts};
 
 /// How long output may still come after its process has ended: its children may keep the streams
 /// open forever. The time of readers that are waited for does not count.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long readers that are waited for may take for the rest of the output after a requested end,
+/// when the grace period is over.
+pub(super) const READER_GRACE: Duration = Duration::from_secs(2);
+
+/// How long a machine may take to end after its guest was lost. Then it is killed, as it is of no
+/// use any more. Before that, a panicked guest's memory is searched for the cause.
+pub(super) const LOST_GUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Most ended processes of `exec` that are remembered.
 const EXECS_REMEMBERED: usize = 256;
@@ -229,7 +236,7 @@ impl Container {
                 if !self.processes.delayed(delay).await {
                     return exit;
                 }
-                match self.processes.restart(self, agent).await {
+                match self.processes.restart(&self.id, &self.streams, agent).await {
                     Ok(None) => return exit,
                     Ok(Some(started)) => {
                         let count = self.lock().restarts;

@@ -21,6 +21,7 @@ use super::super::types::{
     RefusalKind, RestartPolicy, Started, StdioFds, TerminalSize,
 };
 use super::super::wire::{CreateHeader, DeviceHeader, DeviceKind, ExecHeader};
+use super::blocking::blocking;
 use super::container::Container;
 use super::entries::{Entries, Entry, not_found};
 use super::execs;
@@ -229,7 +230,7 @@ impl Containers {
             };
             let plugged = self.sandbox.machine().plug_disk(disk, *is_read_only).await;
             let plugged = plugged.map_err(|error| match error {
-                MachineError::NotPci => wrong_state(error),
+                MachineError::NotPci => Error::wrong_state(error),
                 MachineError::Full => {
                     SandboxError::refused(RefusalKind::ResourceExhausted, causes(&error))
                 }
@@ -333,7 +334,10 @@ impl Containers {
     ) -> Result<(), Error> {
         let container = this.entries.get(id)?;
         container.set_health(Health::default());
-        tokio::spawn(health::watch(Arc::clone(this), container, check));
+        let containers = Arc::clone(this);
+        let is_paused = move || containers.is_paused();
+        let agent = this.sandbox.agent().clone();
+        tokio::spawn(health::watch(agent, is_paused, container, check));
         Ok(())
     }
 
@@ -420,14 +424,14 @@ impl Containers {
     /// Pauses the guest between two instructions.
     pub(super) async fn pause(&self) -> Result<(), Error> {
         let paused = self.pauses.pause(self.sandbox.machine().pause()).await;
-        paused.map_err(wrong_state)
+        paused.map_err(Error::wrong_state)
     }
 
     /// Resumes a paused guest and sets its clock.
     pub(super) async fn resume(&self) -> Result<(), Error> {
         let resumed = self.sandbox.machine().resume();
         let resumed = self.pauses.resume(resumed, self.sandbox.agent()).await;
-        resumed.map_err(wrong_state)
+        resumed.map_err(Error::wrong_state)
     }
 
     pub(super) fn is_paused(&self) -> bool {
@@ -536,20 +540,9 @@ fn agent_device(device: &DeviceHeader) -> api::Device {
     asked
 }
 
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Error> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| SandboxError::refused(RefusalKind::Internal, error.to_string()))
-}
-
 fn serial(digest: &str) -> Result<String, Error> {
     images::serial(digest)
         .map_err(|error| SandboxError::refused(RefusalKind::InvalidArgument, error.to_string()))
-}
-
-pub(super) fn wrong_state(error: MachineError) -> Error {
-    SandboxError::refused(RefusalKind::WrongState, causes(&error))
 }
 
 #[cfg(test)]

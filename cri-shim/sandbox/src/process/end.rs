@@ -2,19 +2,16 @@
 
 use std::fs::File;
 use std::future::pending;
-use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::super::record::{self, ExitRecord};
-use super::super::types::SandboxExit;
-use super::containers::Containers;
-use super::guest::Guest;
+use super::super::types::{ContainerInfo, SandboxExit};
+use super::container::{LOST_GUEST_TIMEOUT, READER_GRACE};
 
 /// How long a guest may take to power itself off after the container with which the sandbox ends
 /// has ended.
@@ -22,14 +19,6 @@ const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the last answers and lines may take after the machine has ended.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(15);
-
-/// How long readers that are waited for may take for the rest of the output after a requested end,
-/// when the grace period is over.
-pub(super) const READER_GRACE: Duration = Duration::from_secs(2);
-
-/// How long a machine may take to end after its guest was lost. Then it is killed, as it is of no
-/// use any more. Before that, a panicked guest's memory is searched for the cause.
-pub(super) const LOST_GUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a request whose guest was lost waits until everything about the machine's end is
 /// written.
@@ -98,55 +87,10 @@ pub(super) trait EndOfMachine {
     fn kill(&self);
 }
 
-impl EndOfMachine for Arc<Containers> {
-    async fn exit(&self) -> SandboxExit {
-        self.sandbox.machine().ended().await.into()
-    }
-
-    fn has_stopped(&self) -> bool {
-        *self.sandbox.machine().stopped().borrow()
-    }
-
-    async fn lost(&self) {
-        self.sandbox.agent().lost().await;
-    }
-
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.sandbox.machine().vsock_counters()
-    }
-
-    fn ask_to_stop(&self) {
-        let containers = Arc::clone(self);
-        tokio::spawn(async move {
-            if containers.is_paused()
-                && let Err(error) = containers.resume().await
-            {
-                debug!(%error, "the guest stays paused");
-            }
-            containers.sandbox.ask_to_stop().await;
-        });
-    }
-
-    fn kill(&self) {
-        self.sandbox.machine().kill();
-    }
-}
-
 /// Waits for the machine's end, and causes it if there is a reason; returns the exit, and the
 /// deadline of a requested end. A guest that leaves nothing on the host is powered off once it is
 /// not needed.
-pub(super) async fn ended(
-    guest: &Guest,
-    shutdowns: &mut mpsc::UnboundedReceiver<Shutdown>,
-    leaves_nothing: bool,
-) -> (SandboxExit, Option<Instant>) {
-    match guest {
-        Guest::Agent(containers) => end_of(containers, shutdowns, leaves_nothing).await,
-        Guest::OwnOs(system) => end_of(system, shutdowns, leaves_nothing).await,
-    }
-}
-
-async fn end_of(
+pub(super) async fn end_of(
     machine: &impl EndOfMachine,
     shutdowns: &mut mpsc::UnboundedReceiver<Shutdown>,
     leaves_nothing: bool,
@@ -232,30 +176,17 @@ pub(super) async fn reads_are_over(
     }
 }
 
-/// Waits until the rest of the containers' output is written, and read by readers that are waited
-/// for unless their time is over.
-pub(super) async fn drain(guest: &Guest, reads_are_over: impl Future<Output = ()>) {
-    let mut drained = pin!(guest.is_gone());
-    tokio::select! {
-        () = &mut drained => {}
-        () = reads_are_over => {
-            guest.detach_readers().await;
-            drained.await;
-        }
-    }
-}
-
 /// Writes the record, and sends the last answers.
 pub(super) async fn leave(
     file: &File,
     exit: SandboxExit,
-    guest: &Guest,
+    containers: Vec<ContainerInfo>,
     sender: watch::Sender<Option<SandboxExit>>,
     serving: JoinHandle<()>,
 ) {
     let record = ExitRecord {
         exit: exit.clone(),
-        containers: guest.list(),
+        containers,
     };
     if let Err(error) = record::write(file, &record) {
         warn!(%error, "cannot write down how the sandbox ended");

@@ -5,13 +5,16 @@
 //! requests that are about it.
 
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use super::super::error::SandboxError;
-use super::super::types::{ContainerInfo, ProcessExit, RefusalKind};
+use super::super::types::{ContainerInfo, ProcessExit, RefusalKind, SandboxExit};
 use super::containers::Containers;
+use super::end::{Shutdown, end_of};
 use super::maintenance;
 use super::own_os::OwnOs;
 
@@ -108,7 +111,7 @@ impl Guest {
     }
 
     /// Handles the end of the guest: writes the rest of the output, and answers waiting clients.
-    pub(super) async fn is_gone(&self) {
+    async fn is_gone(&self) {
         match self {
             Self::Agent(containers) => containers.guest_is_gone().await,
             Self::OwnOs(system) => system.guest_is_gone().await,
@@ -116,10 +119,35 @@ impl Guest {
     }
 
     /// Stops waiting for readers that do not read the output.
-    pub(super) async fn detach_readers(&self) {
+    async fn detach_readers(&self) {
         match self {
             Self::Agent(containers) => containers.detach_readers().await,
             Self::OwnOs(system) => system.detach_readers().await,
+        }
+    }
+
+    /// Waits for the machine's end, and causes it if there is a reason: see [`end_of`].
+    pub(super) async fn ended(
+        &self,
+        shutdowns: &mut mpsc::UnboundedReceiver<Shutdown>,
+        leaves_nothing: bool,
+    ) -> (SandboxExit, Option<Instant>) {
+        match self {
+            Self::Agent(containers) => end_of(containers, shutdowns, leaves_nothing).await,
+            Self::OwnOs(system) => end_of(system, shutdowns, leaves_nothing).await,
+        }
+    }
+
+    /// Waits until the rest of the containers' output is written, and read by readers that are
+    /// waited for unless their time is over.
+    pub(super) async fn drain(&self, reads_are_over: impl Future<Output = ()>) {
+        let mut drained = pin!(self.is_gone());
+        tokio::select! {
+            () = &mut drained => {}
+            () = reads_are_over => {
+                self.detach_readers().await;
+                drained.await;
+            }
         }
     }
 }

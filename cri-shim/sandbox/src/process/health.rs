@@ -18,7 +18,6 @@ use super::super::types::{
     ContainerState, Health, HealthCheck, HealthResult, HealthStatus, SupplementalGroups,
 };
 use super::container::Container;
-use super::containers::Containers;
 use crate::machine::causes;
 
 /// Bytes of a check's output that are kept.
@@ -30,9 +29,10 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often it is looked whether a container that does not run runs again.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Checks a container until it has ended.
+/// Checks a container until it has ended; not while the guest is paused.
 pub(super) async fn watch(
-    containers: Arc<Containers>,
+    agent: Agent,
+    is_paused: impl Fn() -> bool,
     container: Arc<Container>,
     check: HealthCheck,
 ) {
@@ -42,19 +42,23 @@ pub(super) async fn watch(
     tokio::select! {
         // Fails if it is deleted.
         _ = exit.wait_for(Option::is_some) => {}
-        () = check_for_ever(&containers, &container, &check) => {}
+        () = check_for_ever(&agent, is_paused, &container, &check) => {}
     }
 }
 
-async fn check_for_ever(containers: &Containers, container: &Arc<Container>, check: &HealthCheck) {
-    let agent = containers.sandbox.agent();
+async fn check_for_ever(
+    agent: &Agent,
+    is_paused: impl Fn() -> bool,
+    container: &Arc<Container>,
+    check: &HealthCheck,
+) {
     // The process that is checked, by its start.
     let mut checked = None;
     let mut begun = Instant::now();
     let mut number = 0_u64;
     loop {
         let info = container.info();
-        let runs = info.state == ContainerState::Running && !containers.is_paused();
+        let runs = info.state == ContainerState::Running && !is_paused();
         if !runs {
             sleep(IDLE).await;
             continue;
@@ -76,14 +80,14 @@ async fn check_for_ever(containers: &Containers, container: &Arc<Container>, che
             let info = container.info();
             info.state == ContainerState::Running && Some(info.started_at_ns) == checked
         };
-        if !is_same() || containers.is_paused() {
+        if !is_same() || is_paused() {
             continue;
         }
         number += 1;
         let at = Instant::now();
         let result = run(container, agent, check, format!("health-{number}")).await;
         // A check of a process that has ended meanwhile says nothing about the next one.
-        if is_same() && !containers.is_paused() {
+        if is_same() && !is_paused() {
             note(container, result, check, is_starting(at));
         }
     }

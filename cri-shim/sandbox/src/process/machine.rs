@@ -1,19 +1,23 @@
-//! Requests about the machine, as opposed to its containers.
+//! Requests about the machine, as opposed to its containers, and its end.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
+
+use tracing::debug;
 
 use super::super::error::SandboxError as Error;
 use super::super::stdio::{open, stream_id};
-use super::super::types::RefusalKind;
-use super::containers::{Containers, wrong_state};
+use super::super::types::{RefusalKind, SandboxExit};
+use super::containers::Containers;
+use super::end::EndOfMachine;
 
 impl Containers {
     /// Changes the guest's additional memory to `bytes`; returns what it has then.
     pub(super) async fn grow(&self, bytes: u64, patience: Duration) -> Result<u64, Error> {
         let grown = self.sandbox.machine().grow(bytes, patience).await;
-        grown.map_err(wrong_state)
+        grown.map_err(Error::wrong_state)
     }
 
     /// Waits until the guest's containers run short of memory.
@@ -24,7 +28,7 @@ impl Containers {
     /// Makes the guest use `count` CPUs.
     pub(super) async fn set_cpus(&self, count: u8) -> Result<(), Error> {
         let added = self.sandbox.machine().add_cpus(count).await;
-        added.map_err(wrong_state)?;
+        added.map_err(Error::wrong_state)?;
         Ok(self.sandbox.agent().set_cpus(count).await?)
     }
 
@@ -53,7 +57,41 @@ impl Containers {
             )
         })?;
         let attached = self.sandbox.machine().attach_console(ours);
-        attached.map_err(wrong_state)?;
+        attached.map_err(Error::wrong_state)?;
         Ok(theirs.into())
+    }
+}
+
+impl EndOfMachine for Arc<Containers> {
+    async fn exit(&self) -> SandboxExit {
+        self.sandbox.machine().ended().await.into()
+    }
+
+    fn has_stopped(&self) -> bool {
+        *self.sandbox.machine().stopped().borrow()
+    }
+
+    async fn lost(&self) {
+        self.sandbox.agent().lost().await;
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.sandbox.machine().vsock_counters()
+    }
+
+    fn ask_to_stop(&self) {
+        let containers = Arc::clone(self);
+        tokio::spawn(async move {
+            if containers.is_paused()
+                && let Err(error) = containers.resume().await
+            {
+                debug!(%error, "the guest stays paused");
+            }
+            containers.sandbox.ask_to_stop().await;
+        });
+    }
+
+    fn kill(&self) {
+        self.sandbox.machine().kill();
     }
 }

@@ -11,7 +11,7 @@
 //! | --- | --- |
 //! | `launch` | from the launcher's frame to a guest that is configured |
 //! | `serve` | the control socket: connections |
-//! | `connection` | one connection's requests, each executed and replied to |
+//! | `connection`, `fds` | one connection's requests, each executed and replied to |
 //! | `service` | dispatches requests to what is in the guest |
 //! | `health` | checks of a container's health |
 //! | `guest` | what is in the guest: the agent's containers, or a system of its own |
@@ -29,6 +29,7 @@
 //! | `plugs` | which disks are plugged in for which containers |
 
 mod backlog;
+mod blocking;
 mod connection;
 mod container;
 mod containers;
@@ -36,7 +37,9 @@ mod containers;
 mod drain_tests;
 mod end;
 mod entries;
+mod error;
 mod execs;
+mod fds;
 mod guest;
 mod health;
 mod images;
@@ -56,7 +59,6 @@ mod waits;
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,6 +76,8 @@ use super::types::GuestNetwork;
 use super::wire::{FrameError, FrameReader, FrameWriter, LaunchReply};
 use crate::machine::{EarlyVm, causes};
 use end::{Cause, Shutdown};
+pub use error::ProcessError;
+use error::set_up;
 pub use images::mount_source as image_source;
 use launch::{ConfiguredSandbox, Received};
 use service::Service;
@@ -83,31 +87,6 @@ const SIGTERM_GRACE: Duration = Duration::from_secs(30);
 
 /// Stack of the threads that may block. The usual 2 MiB can become a huge page.
 const STACK: usize = 512 << 10;
-
-/// The reason why the process could not start its work.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProcessError {
-    /// The process's environment could not be set up.
-    #[error("failed to {action}")]
-    SetUp {
-        /// What was tried.
-        action: &'static str,
-        /// The operating system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// It was not started by podvisor.
-    #[error("stdin is not the socket on which podvisor sends a sandbox's configuration")]
-    NotLaunched(#[source] FrameError),
-    /// There is no sandbox; its launcher was told why.
-    #[error(transparent)]
-    Sandbox(#[from] SandboxError),
-}
-
-fn set_up(action: &'static str) -> impl FnOnce(io::Error) -> ProcessError {
-    move |source| ProcessError::SetUp { action, source }
-}
 
 /// Runs the process from start to end. Closes all files that it inherited except stdin, stdout and
 /// stderr.
@@ -259,13 +238,13 @@ async fn serve_until_end(begun: ConfiguredSandbox, mut terminate: Signal) {
             let _ = shutdown.send(Shutdown::Within(SIGTERM_GRACE));
         }
     });
-    let ended = end::ended(&guest, &mut shutdowns, begun.leaves_nothing);
+    let ended = guest.ended(&mut shutdowns, begun.leaves_nothing);
     let (exit, asked_by) = ended.await;
     upkeep.abort();
     info!(%exit, "the machine has ended");
     cause_sender.send_replace(Some(exit.clone()));
-    end::drain(&guest, end::reads_are_over(shutdowns, asked_by)).await;
-    end::leave(&begun.record, exit, &guest, exit_sender, serving).await;
+    guest.drain(end::reads_are_over(shutdowns, asked_by)).await;
+    end::leave(&begun.record, exit, guest.list(), exit_sender, serving).await;
 }
 
 /// Passes on the guest's network when it comes from the launcher, and waits for the launcher's end.

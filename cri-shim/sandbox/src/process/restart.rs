@@ -1,7 +1,7 @@
 //! Whether, when and with which streams a container's process is restarted.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard, watch};
@@ -11,7 +11,7 @@ use super::super::agent::Agent;
 use super::super::error::SandboxError;
 use super::super::stdio::{StdioError, StreamSet, Streams};
 use super::super::types::{RestartPolicy, Started, TerminalSize};
-use super::container::Container;
+use super::output::ContainerStreams;
 
 /// The first delay; each is twice the one before.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
@@ -153,10 +153,12 @@ impl Processes {
         }
     }
 
-    /// Creates and starts the next process; `None` if none is started any more.
+    /// Creates and starts the next process of the container `id`, whose output goes where that of
+    /// the one before went; `None` if none is started any more.
     pub(super) async fn restart(
         &self,
-        container: &Container,
+        id: &str,
+        outputs: &Arc<ContainerStreams>,
         agent: &Agent,
     ) -> Result<Option<Started>, SandboxError> {
         let _turn = self.turn().await;
@@ -164,18 +166,15 @@ impl Processes {
             return Ok(None);
         }
         let streams = self.streams()?;
-        agent.restart(&container.id, streams.request()).await?;
-        container
-            .streams
-            .go_on(streams.connect(agent.mux()).await?)?;
-        Ok(Some(agent.start(&container.id).await?))
+        agent.restart(id, streams.request()).await?;
+        outputs.go_on(streams.connect(agent.mux()).await?)?;
+        Ok(Some(agent.start(id).await?))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream as StdUnixStream;
-    use std::sync::Arc;
 
     use podvisor_agent_protocol::api::{
         RestartContainerResponse, SignalProcessRequest, SignalProcessResponse, WaitProcessResponse,
@@ -187,7 +186,7 @@ mod tests {
 
     use super::super::super::agent::Mux;
     use super::super::super::stdio::GuestStreams;
-    use super::super::output::ContainerStreams;
+    use super::super::container::Container;
     use super::*;
 
     const SHORT: Duration = Duration::from_millis(1);

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::warn;
 
-use super::super::types::{RefusalKind, SandboxExit};
+use super::super::types::RefusalKind;
 use super::super::wire::{FrameReader, FrameWriter, Refusal, Reply};
-use super::connection::{converse, next};
+use super::connection::{converse, has_ended, next};
 use super::service::Service;
 
 /// Most connections at the same time. Each program in the foreground, and each waiting client, has
@@ -66,12 +65,6 @@ pub(super) async fn serve(listener: UnixListener, service: Service) {
     // New clients are refused from here on, instead of finding a machine that does not answer.
     drop(listener);
     while connections.join_next().await.is_some() {}
-}
-
-/// Waits until it is known how the machine ended.
-pub(super) async fn has_ended(exit: &mut watch::Receiver<Option<SandboxExit>>) {
-    // The sender is only dropped after it has sent this.
-    let _ = exit.wait_for(Option::is_some).await;
 }
 
 /// Refuses the first request of a connection in excess of the limit, and closes it.

@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 use super::super::error::SandboxError;
-use super::super::types::{RefusalKind, SandboxExit, StdioFds};
+use super::super::types::{RefusalKind, SandboxExit};
 use super::super::wire::{
-    Answer, CONTROL_VERSION, Call, CreateHeader, DeviceHeader, DeviceKind, FrameError, Greeting,
-    StdioHeader,
+    Answer, CONTROL_VERSION, Call, CreateHeader, DeviceHeader, DeviceKind, Greeting,
 };
 use super::containers::{Containers, CreateFiles};
 use super::end::{Cause, Shutdown};
+use super::fds::Fds;
 use super::guest::Guest;
 use super::own_os;
 
@@ -29,31 +29,6 @@ pub(super) struct Service {
     pub(super) cause: Cause,
     /// As `cause`, but once all output is written.
     pub(super) exit: watch::Receiver<Option<SandboxExit>>,
-}
-
-/// The descriptors of a request, in order.
-pub(super) struct Fds(std::vec::IntoIter<OwnedFd>);
-
-impl Fds {
-    pub(super) fn new(fds: Vec<OwnedFd>) -> Self {
-        Self(fds.into_iter())
-    }
-
-    pub(super) fn next(&mut self) -> Result<OwnedFd, SandboxError> {
-        self.0.next().ok_or_else(|| {
-            let message = FrameError::MissingFd.to_string();
-            SandboxError::refused(RefusalKind::InvalidArgument, message)
-        })
-    }
-
-    pub(super) fn stdio(&mut self, header: StdioHeader) -> Result<StdioFds, SandboxError> {
-        let mut file = |is_there: bool| is_there.then(|| self.next()).transpose();
-        Ok(StdioFds {
-            stdin: file(header.stdin)?,
-            stdout: file(header.stdout)?,
-            stderr: file(header.stderr)?,
-        })
-    }
 }
 
 impl Service {

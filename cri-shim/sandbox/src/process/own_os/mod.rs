@@ -64,7 +64,6 @@ use super::super::types::{
     Interface, MigrationDirection, MigrationState, ProcessExit, RefusalKind, SandboxExit, Started,
 };
 use super::super::wire::NicHeader;
-use super::containers::wrong_state;
 use super::end::EndOfMachine;
 use super::entries::{Entries, Entry, not_found};
 use crate::machine::{
@@ -382,7 +381,10 @@ impl OwnOs {
         let _turn = self.pausing.lock().await;
         let vm = self.running().ok_or_else(no_machine)?;
         vm.migrations.must_be_over()?;
-        vm.machine()?.pause().await.map_err(wrong_state)?;
+        vm.machine()?
+            .pause()
+            .await
+            .map_err(SandboxError::wrong_state)?;
         self.is_paused.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -393,7 +395,10 @@ impl OwnOs {
         let vm = self.running().ok_or_else(no_machine)?;
         // It may run elsewhere.
         vm.migrations.must_be_over()?;
-        vm.machine()?.resume().await.map_err(wrong_state)?;
+        vm.machine()?
+            .resume()
+            .await
+            .map_err(SandboxError::wrong_state)?;
         self.is_paused.store(false, Ordering::Relaxed);
         vm.set_clock();
         Ok(())
@@ -403,7 +408,7 @@ impl OwnOs {
     pub(super) async fn vsock(&self, port: u32) -> Result<OwnedFd, SandboxError> {
         let vm = self.running().ok_or_else(no_machine)?;
         let stream = vm.machine()?.ports().connect(port).await;
-        Ok(stream.map_err(wrong_state)?.into())
+        Ok(stream.map_err(SandboxError::wrong_state)?.into())
     }
 
     pub(super) fn is_paused(&self) -> bool {

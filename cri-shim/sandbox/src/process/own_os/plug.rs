@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::super::super::error::SandboxError;
 use super::super::super::types::{BootMachine, RefusalKind, Unplugged};
-use super::super::containers::{blocking, wrong_state};
+use super::super::blocking::blocking;
 use super::vm::Vm;
 use super::{OwnOs, invalid};
 use crate::machine::{DiskContents, DiskMove, MachineDisk, MachineError, PluggedIn, causes};
@@ -73,7 +73,9 @@ impl OwnOs {
             return Ok(Unplugged::Released);
         }
         let machine = vm.machine()?;
-        let asked = machine.request_unplug(&device).map_err(wrong_state)?;
+        let asked = machine
+            .request_unplug(&device)
+            .map_err(SandboxError::wrong_state)?;
         let limit = limit.min(MAX_LIMIT);
         let is_released = match asked {
             None => false,
@@ -119,7 +121,7 @@ impl Vm {
             return match is_same(&there.disk, &disk) {
                 Ok(true) => Ok(()),
                 Ok(false) => Err(taken(&serial)),
-                Err(error) => Err(wrong_state(MachineError::Disk {
+                Err(error) => Err(SandboxError::wrong_state(MachineError::Disk {
                     serial,
                     source: error,
                 })),
@@ -191,11 +193,11 @@ impl Vm {
         let machine = self.machine()?;
         let unplugged = machine.unplug_device(&plugged[at].device);
         if let Err(error @ MachineError::Start(_)) = unplugged {
-            return Err(wrong_state(error));
+            return Err(SandboxError::wrong_state(error));
         }
         // The guest has lost it, even if its host side still has to end.
         drop(plugged.remove(at));
-        unplugged.map_err(wrong_state)?;
+        unplugged.map_err(SandboxError::wrong_state)?;
         let container = &self.container.id;
         match is_released {
             true => {

@@ -11,7 +11,7 @@ use tracing::debug;
 
 use super::super::super::error::SandboxError;
 use super::super::super::types::{ReadKernel, RefusalKind};
-use super::super::containers::blocking;
+use super::super::blocking::blocking;
 use super::{OwnOs, invalid};
 use crate::machine::{
     BootProgram, DiskContents, DiskMove, Machine, MachineDisk, MachineError, MachineExit,

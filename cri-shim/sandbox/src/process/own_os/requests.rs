@@ -12,9 +12,9 @@ use super::super::super::types::{
     SaveMachine,
 };
 use super::super::super::wire::{Answer, Call};
-use super::super::containers::blocking;
+use super::super::blocking::blocking;
 use super::super::entries::not_found;
-use super::super::service::Fds;
+use super::super::fds::Fds;
 use super::vm::Vm;
 use super::{OwnOs, files, migration, plug, programs};
 

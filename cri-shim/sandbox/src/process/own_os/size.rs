@@ -9,7 +9,6 @@ use tracing::{debug, info, warn};
 
 use super::super::super::error::SandboxError;
 use super::super::super::types::{BootMachine, RefusalKind};
-use super::super::containers::wrong_state;
 use super::guest_agent::LIMIT;
 use super::vm::Vm;
 use super::{OwnOs, invalid, no_machine};
@@ -55,7 +54,7 @@ impl OwnOs {
             let added = machine.add_cpus(count).await;
             // Some may have come before an error.
             size.set_cpus(machine.cpus().max(now));
-            added.map_err(wrong_state)?;
+            added.map_err(SandboxError::wrong_state)?;
             info!(
                 container = vm.container.id,
                 now, count, "CPUs are plugged in"
@@ -85,12 +84,15 @@ impl OwnOs {
             machine
                 .grow(wanted, Duration::ZERO)
                 .await
-                .map_err(wrong_state)?;
+                .map_err(SandboxError::wrong_state)?;
             size.set_grown(wanted);
             (machine, wanted)
         };
         // The guest's driver may take a while, or not be there.
-        let grown = machine.grow(wanted, patience).await.map_err(wrong_state)?;
+        let grown = machine
+            .grow(wanted, patience)
+            .await
+            .map_err(SandboxError::wrong_state)?;
         info!(
             container = vm.container.id,
             wanted, grown, "memory is plugged in"

@@ -29,7 +29,6 @@ use super::super::super::stdio::StdioError;
 use super::super::super::types::{
     MigrationDirection, MigrationInfo, MigrationState, RefusalKind, SendMachine,
 };
-use super::super::containers::wrong_state;
 use super::OwnOs;
 pub(super) use receive::{Arriving, give_connection};
 pub(super) use send::send;
@@ -420,7 +419,7 @@ impl OwnOs {
             false => machine.kill(),
             // It was paused before.
             true if self.is_paused() => {}
-            true => machine.resume().await.map_err(wrong_state)?,
+            true => machine.resume().await.map_err(SandboxError::wrong_state)?,
         }
         Ok(())
     }
