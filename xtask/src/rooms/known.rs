@@ -16,7 +16,6 @@ pub(super) const CIRCLES: [&str; 17] = [
     "images/agent/src",
     "images/agent/src/container",
     "images/agent/src/seccomp",
-    "images/loader/entries/src",
     "images/loader/entries/src/grub",
     "images/src",
     "xtask/src",

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use thiserror::Error;
 
 use crate::files::{Files, PathError, normalize};
-use crate::grub::{environment, expand_line};
+use crate::grub_env::{self, expand_line};
 use crate::uki::{self, UkiError};
 use crate::volumes::{FileError, VolumeId};
 use crate::{BootEntry, FileRef, Format, limits, version};
@@ -258,7 +258,7 @@ pub fn load(
         return Ok(None);
     }
     let entries = entries(files, volume, directory)?;
-    let variables = environment(files, volume);
+    let variables = grub_env::of_volume(files, volume);
     let loader = directory.strip_suffix("/entries").unwrap_or(directory);
     let conf = files.read(volume, &format!("{loader}/loader.conf"))?;
     let patterns = ["next_entry", "saved_entry"]

@@ -2,9 +2,9 @@
 
 use super::run::{Entered, Flow, Loading, MenuEntry, Run, device};
 use super::script::Block;
-use super::{GrubError, GrubErrorKind, env};
+use super::{GrubError, GrubErrorKind};
 use crate::volumes::VolumeId;
-use crate::{FileRef, bls, limits, uki};
+use crate::{FileRef, bls, grub_env, limits, uki};
 
 /// Commands without a meaning here, which succeed.
 const IGNORED: &[&str] = &[
@@ -141,7 +141,7 @@ fn load_env(run: &mut Run<'_>, arguments: &[String]) -> Result<(), GrubError> {
         run.is_ok = false;
         return Ok(());
     };
-    for (name, value) in env::parse(&text) {
+    for (name, value) in grub_env::parse(&text) {
         if wanted.is_empty() || wanted.contains(&name.as_str()) {
             run.set(&name, value)?;
         }

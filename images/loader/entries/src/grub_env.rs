@@ -1,4 +1,5 @@
-//! GRUB's environment block, `grubenv`: a header, `name=value` lines, and `#` up to 1024 bytes.
+//! GRUB's environment block, `grubenv`: a header, `name=value` lines, and `#` up to 1024 bytes; and
+//! its variables in a line, which entries of the Boot Loader Specification have, too.
 
 use std::collections::BTreeMap;
 
@@ -59,6 +60,37 @@ pub fn of_volume(files: &Files<'_>, volume: VolumeId) -> BTreeMap<String, String
         .iter()
         .find_map(read)
         .map_or_else(BTreeMap::new, |text| parse(&text))
+}
+
+/// Replaces `$name` and `${name}` in a line; unknown ones by nothing.
+pub(crate) fn expand_line(line: &str, variables: &BTreeMap<String, String>) -> String {
+    let mut expanded = String::new();
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once('$') {
+        expanded.push_str(before);
+        let (name, tail) = match after
+            .strip_prefix('{')
+            .and_then(|after| after.split_once('}'))
+        {
+            Some((name, tail)) => (name, tail),
+            None => {
+                let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+                let end = after.find(|letter| !is_name(letter)).unwrap_or(after.len());
+                after.split_at(end)
+            }
+        };
+        match variables.get(name) {
+            Some(value) => expanded.push_str(value),
+            None if name.is_empty() => expanded.push('$'),
+            None => {}
+        }
+        rest = tail;
+        if expanded.len() > limits::VALUE_BYTES {
+            break;
+        }
+    }
+    expanded.push_str(rest);
+    expanded
 }
 
 #[cfg(test)]
