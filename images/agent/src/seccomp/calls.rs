@@ -3,7 +3,7 @@
 use oci_spec::runtime::LinuxSeccompOperator;
 use syscalls::{x86, x86_64};
 
-use super::program::Condition;
+use super::condition::Condition;
 
 /// The architecture of a call, as the kernel reports it to a filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,6 +21,7 @@
 //! EPERM. As in runc, that is so whatever the default action is, unless it lets calls through.
 
 mod calls;
+mod condition;
 mod filter;
 mod program;
 #[cfg(test)]
@@ -33,9 +34,10 @@ use oci_spec::runtime::{
 };
 
 use calls::{Architecture, Multiplexed};
+use condition::Condition;
 pub use filter::Filter;
 pub(crate) use program::Instruction;
-use program::{Condition, Leaf, Rule, Table};
+use program::{ENOSYS, Leaf, Rule, Table};
 
 /// A profile that cannot be compiled to a filter.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +67,6 @@ const MAX_INSTRUCTIONS: usize = 4096;
 const MAX_ERRNO: u32 = 4095;
 
 const EPERM: u32 = libc::EPERM.cast_unsigned();
-const ENOSYS: u32 = libc::ENOSYS.cast_unsigned();
 
 /// Compiles a profile.
 ///

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use oci_spec::runtime::LinuxSeccompOperator as Operator;
 
-use super::ENOSYS;
 use super::calls::Architecture;
+use super::condition::Condition;
 
 /// `struct sock_filter`.
 #[repr(C)]
@@ -36,6 +36,9 @@ pub(super) const TRAP: u32 = 0x0003_0000;
 pub(super) const LOG: u32 = 0x7ffc_0000;
 pub(super) const ALLOW: u32 = 0x7fff_0000;
 
+/// What a call that the kernel does not have fails with.
+pub(super) const ENOSYS: u32 = libc::ENOSYS.cast_unsigned();
+
 /// The call fails with `errno`.
 pub(super) fn errno(errno: u32) -> u32 {
     0x0005_0000 | (errno & 0xffff)
@@ -53,18 +56,6 @@ const ARGUMENTS: u32 = 16;
 
 /// x32 numbers have this bit, under the architecture of x86_64.
 const X32_BIT: u32 = 0x4000_0000;
-
-/// A comparison of one argument.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Condition {
-    /// 0 to 5.
-    pub(super) argument: u8,
-    pub(super) operator: Operator,
-    /// For a masked comparison, the mask.
-    pub(super) value: u64,
-    /// For a masked comparison, the expected result after masking.
-    pub(super) value_two: u64,
-}
 
 /// Conditions that must all hold for an action.
 #[derive(Debug, Clone, PartialEq, Eq)]
