@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use super::super::super::error::SandboxError;
 use super::super::super::types::RefusalKind;
-use super::OwnOs;
+use super::system::OwnOs;
 use super::vm::Vm;
 use crate::machine::{Machine, MachineError, causes};
 

@@ -12,7 +12,7 @@ use tokio::net::UnixStream;
 use super::super::super::error::SandboxError;
 use super::super::super::stdio::StdioError;
 use super::super::super::types::RefusalKind;
-use super::guest_agent::{AgentOfMachine, LIMIT, refusal};
+use super::agent_of_machine::{AgentOfMachine, LIMIT, refusal};
 use super::vm::Vm;
 
 /// Bytes that are read from the stream at once.

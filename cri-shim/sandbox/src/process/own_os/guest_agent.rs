@@ -3,18 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use podvisor_guest_agent::{GuestAgent, GuestAgentError, ShutdownMode};
-use tokio::net::UnixStream;
+use podvisor_guest_agent::{GuestAgentError, ShutdownMode};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::super::super::error::SandboxError;
 use super::super::super::types::{GuestAgentAnswer, GuestAgentCall, RefusalKind};
+use super::agent_of_machine::{AgentOfMachine, LIMIT, refusal};
 use super::vm::Vm;
 use crate::machine::{Machine, MachineError, causes};
-
-/// How long the agent may take for one answer, unless the request says otherwise.
-pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
 /// How long a freeze may take: the guest writes all that its programs have written.
 const FREEZE_LIMIT: Duration = Duration::from_secs(90);
@@ -26,37 +23,9 @@ const THAW_RETRY: Duration = Duration::from_secs(2);
 const THAW_PATIENCE: Duration = Duration::from_secs(1800);
 
 /// How to get an agent.
-pub(super) const ADVICE: &str = ", and no other agent answers: wait until it has booted if it has \
+const ADVICE: &str = ", and no other agent answers: wait until it has booted if it has \
                                  qemu-guest-agent, else install that and start it; or attach to \
                                  its console, or log in over its network";
-
-/// The agent of a machine's guest.
-#[derive(Debug)]
-pub(super) struct AgentOfMachine {
-    agent: GuestAgent<UnixStream>,
-    /// The machine that it belongs to: another one, after a reboot, has another agent.
-    machine: Arc<Machine>,
-}
-
-impl AgentOfMachine {
-    async fn connect(machine: Arc<Machine>) -> Result<Self, MachineError> {
-        let stream = machine.connect_guest_agent().await?;
-        let stream = stream.set_nonblocking(true).map(|()| stream);
-        let stream = stream.and_then(UnixStream::from_std);
-        Ok(Self {
-            agent: GuestAgent::new(stream.map_err(MachineError::Duplicate)?),
-            machine,
-        })
-    }
-}
-
-impl std::ops::Deref for AgentOfMachine {
-    type Target = GuestAgent<UnixStream>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.agent
-    }
-}
 
 impl Vm {
     /// Returns the guest's agent.
@@ -249,21 +218,4 @@ impl Vm {
         let agent = self.agent(request).await?;
         self.judged(agent.shutdown(mode, LIMIT).await).await
     }
-}
-
-impl AgentOfMachine {
-    fn is_of(&self, machine: &Arc<Machine>) -> bool {
-        Arc::ptr_eq(&self.machine, machine)
-    }
-}
-
-/// An error of the agent, for clients.
-pub(super) fn refusal(error: &GuestAgentError) -> SandboxError {
-    let kind = match error {
-        GuestAgentError::Unanswered { .. } | GuestAgentError::Port { .. } => RefusalKind::NoAgent,
-        GuestAgentError::NotAllowed { .. } => RefusalKind::NoAgent,
-        GuestAgentError::Request { .. } => RefusalKind::InvalidArgument,
-        _ => RefusalKind::Internal,
-    };
-    SandboxError::refused(kind, causes(error))
 }

@@ -14,8 +14,9 @@ use tracing::{info, warn};
 use super::super::super::error::SandboxError;
 use super::super::super::types::{BootMachine, RefusalKind, Unplugged};
 use super::super::blocking::blocking;
+use super::refusals::invalid;
+use super::system::OwnOs;
 use super::vm::Vm;
-use super::{OwnOs, invalid};
 use crate::machine::{DiskContents, DiskMove, MachineDisk, MachineError, PluggedIn, causes};
 
 /// Longest serial number of a disk, in bytes (virtio 1.3 §5.2.6.1).

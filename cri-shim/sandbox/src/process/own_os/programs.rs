@@ -19,7 +19,7 @@ use super::super::super::stdio::{AttachedStreams, StdioError, StreamSet};
 use super::super::super::types::{ProcessExit, RefusalKind, StdioFds};
 use super::super::super::wire::ExecHeader;
 use super::super::container::{KILLED_EXIT_CODE, finish_exec};
-use super::guest_agent::{AgentOfMachine, LIMIT, refusal};
+use super::agent_of_machine::{LIMIT, Running, refusal};
 use super::vm::Vm;
 
 /// What a program that cannot be started ends with, as in a shell.
@@ -28,15 +28,6 @@ const NOT_EXECUTABLE: i32 = 126;
 
 /// What a program ends with whose end is not known for another reason.
 const FAILED: i32 = 125;
-
-/// A program of the guest, by which it is killed.
-#[derive(Debug, Clone)]
-pub(super) struct Running {
-    exec_id: String,
-    agent: Arc<AgentOfMachine>,
-    /// The agent's number for it, once it runs.
-    number: watch::Receiver<Option<i64>>,
-}
 
 /// Our ends of a program's streams.
 struct Ends {

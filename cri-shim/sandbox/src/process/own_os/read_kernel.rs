@@ -12,7 +12,8 @@ use tracing::debug;
 use super::super::super::error::SandboxError;
 use super::super::super::types::{ReadKernel, RefusalKind};
 use super::super::blocking::blocking;
-use super::{OwnOs, invalid};
+use super::refusals::invalid;
+use super::system::OwnOs;
 use crate::machine::{
     BootProgram, DiskContents, DiskMove, Machine, MachineDisk, MachineError, MachineExit,
     MachineIdentity, MachinePlan, MachineSize, SerialPort,

@@ -15,8 +15,9 @@ use super::super::super::wire::{Answer, Call};
 use super::super::blocking::blocking;
 use super::super::entries::not_found;
 use super::super::fds::Fds;
+use super::system::OwnOs;
 use super::vm::Vm;
-use super::{OwnOs, files, migration, plug, programs};
+use super::{files, migration, plug, programs};
 
 /// Executes a request.
 pub(in super::super) async fn answer(

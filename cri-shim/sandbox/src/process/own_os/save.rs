@@ -16,7 +16,7 @@ use tracing::{info, warn};
 
 use super::super::super::error::SandboxError;
 use super::super::super::types::{AfterSave, RefusalKind, SaveMachine};
-use super::OwnOs;
+use super::system::OwnOs;
 use super::vm::Vm;
 use crate::machine::{Machine, MachineError, MachinePlan, causes};
 

@@ -9,9 +9,10 @@ use tracing::{debug, info, warn};
 
 use super::super::super::error::SandboxError;
 use super::super::super::types::{BootMachine, RefusalKind};
-use super::guest_agent::LIMIT;
+use super::agent_of_machine::LIMIT;
+use super::refusals::{invalid, no_machine};
+use super::system::OwnOs;
 use super::vm::Vm;
-use super::{OwnOs, invalid, no_machine};
 use crate::machine::{Machine, MachineSize, causes};
 
 /// How often, and after how long, the guest's agent is told to use CPUs that the guest may not have

@@ -11,24 +11,13 @@ use tracing::{debug, info};
 
 use super::super::super::error::SandboxError;
 use super::super::super::types::RefusalKind;
-use super::vm::{Saving, Vm};
+use super::vm::{Saving, Vm, Wanted};
 
 /// Pause between presses of the power button: a guest may miss one while it boots.
 const PRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long a guest may take to power itself off for a reboot.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// What was asked of a machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Wanted {
-    /// To run, also after a reboot.
-    Running,
-    /// To power itself off.
-    Off,
-    /// To be killed.
-    Killed,
-}
 
 impl Vm {
     /// Asks the guest to power itself off, and kills it if it still runs after `grace`, whether or

@@ -21,14 +21,12 @@ use super::super::super::types::{
 use super::super::container::Container;
 use super::super::output::ContainerStreams;
 use super::super::restart::Processes;
+use super::agent_of_machine::{AgentOfMachine, Running};
 use super::boots::{Boots, Start};
 use super::delays::RebootDelays;
-use super::guest_agent::AgentOfMachine;
-use super::migration::{Arriving, Migrations};
+use super::migrations::Migrations;
 use super::outcome::Outcome;
-use super::programs::Running;
-use super::stop::Wanted;
-use super::{must_share_nothing, no_machine};
+use super::refusals::{must_share_nothing, no_machine};
 use crate::machine::{
     Arrival, ArriveError, BootProgram, BuiltMachine, ContinueAs, HostFiles, KeptKernel, Machine,
     MachineError, MachineExit, MachinePlan, MovingDisk, OpenShare, SavedMachine, SerialPort,
@@ -40,6 +38,17 @@ const PID: u32 = 1;
 
 /// How long the kill of a machine with a hanging disk is waited for.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What was asked of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Wanted {
+    /// To run, also after a reboot.
+    Running,
+    /// To power itself off.
+    Off,
+    /// To be killed.
+    Killed,
+}
 
 /// Whether a machine is being saved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -363,16 +372,20 @@ impl Vm {
         self.plan.size.all_memory()
     }
 
-    /// Waits for the machine's end, and for those that follow its reboots.
-    pub(super) async fn live(self: &Arc<Self>, arriving: Option<Arriving>) -> Outcome {
+    /// Waits for the machine's end, and for those that follow its reboots; first for its arrival,
+    /// which fails with the reason, if it comes from elsewhere.
+    pub(super) async fn live(
+        self: &Arc<Self>,
+        arrival: Option<impl Future<Output = Result<(), String>>>,
+    ) -> Outcome {
         if self.life.is_idle {
             self.is_asked_to_end().await;
             return self.outcome(MachineExit::PoweredOff);
         }
         let mut delays = RebootDelays::default();
-        let mut is_booted = arriving.is_none();
-        if let Some(arriving) = arriving
-            && let Err(why) = arriving.arrive(self).await
+        let mut is_booted = arrival.is_none();
+        if let Some(arrival) = arrival
+            && let Err(why) = arrival.await
         {
             return self.outcome(MachineExit::Failed(why));
         }

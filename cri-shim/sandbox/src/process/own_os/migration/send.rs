@@ -13,9 +13,10 @@ use super::super::super::super::error::SandboxError;
 use super::super::super::super::types::{
     MigrationDirection, MigrationInfo, MigrationState, RefusalKind, SendMachine,
 };
-use super::super::OwnOs;
+use super::super::connection::{again, prepared};
+use super::super::migrations::{Migration, refused};
+use super::super::system::OwnOs;
 use super::super::vm::Vm;
-use super::{Migration, again, prepared, refused};
 use crate::machine::{
     Machine, MigrateError, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep,
     causes,

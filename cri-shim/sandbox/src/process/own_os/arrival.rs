@@ -1,6 +1,5 @@
-//! A machine comes.
+//! A machine that comes from another host.
 
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,15 +8,12 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::super::super::super::error::SandboxError;
-use super::super::super::super::types::{IncomingMachine, MigrationState};
-use super::super::OwnOs;
-use super::super::vm::Vm;
-use super::{Gate, Migration, again, prepared, refused};
+use super::super::super::error::SandboxError;
+use super::super::super::types::{IncomingMachine, MigrationState};
+use super::connection::again;
+use super::migrations::{Gate, Migration};
+use super::vm::Vm;
 use crate::machine::{Arrival, ArriveError, Machine, causes};
-
-/// How long the other side may say nothing. It has a limit of its own for progress.
-const SILENCE: Duration = Duration::from_secs(180);
 
 /// How often, and how long, the locks of disks are tried that the other side gives back when its
 /// machine has ended.
@@ -27,28 +23,9 @@ const LOCK_ATTEMPTS: u32 = 300;
 /// Milliseconds before each of the announcements of a machine that has come.
 const ANNOUNCEMENTS: [u64; 5] = [0, 50, 150, 250, 350];
 
-/// Gives the container that waits for a machine the connection over which it comes.
-pub(in super::super) fn give_connection(
-    system: &OwnOs,
-    id: &str,
-    migration: &str,
-    connection: OwnedFd,
-) -> Result<(), SandboxError> {
-    let vm = system.vm_that_runs(id)?;
-    let migration = vm.migrations.named(migration)?;
-    let connection = prepared(connection, SILENCE)?;
-    let is_waiting = migration.info.borrow().state == MigrationState::Waiting;
-    match is_waiting && migration.connect(connection) {
-        true => Ok(()),
-        false => Err(refused(
-            "the container does not wait for a machine any more".to_owned(),
-        )),
-    }
-}
-
 /// A machine that is waited for.
 #[derive(Debug)]
-pub(in super::super) struct Arriving {
+pub(super) struct Arriving {
     migration: Arc<Migration>,
     limit: Duration,
     /// Set for one that was paused.
@@ -56,7 +33,7 @@ pub(in super::super) struct Arriving {
 }
 
 impl Arriving {
-    pub(in super::super) fn new(
+    pub(super) fn new(
         incoming: &IncomingMachine,
         migration: Arc<Migration>,
         is_paused: Arc<AtomicBool>,
@@ -72,7 +49,7 @@ impl Arriving {
     ///
     /// # Errors
     /// Why none came.
-    pub(in super::super) async fn arrive(&self, vm: &Arc<Vm>) -> Result<(), String> {
+    pub(super) async fn arrive(&self, vm: &Arc<Vm>) -> Result<(), String> {
         match self.receive(vm).await {
             Ok((machine, is_running)) => {
                 vm.takes(machine);
