@@ -1,8 +1,8 @@
-//! Directories in which the check of the rooms is not yet whole. Neither list may grow: a directory
-//! that is better than it says is to be struck from it.
+//! Directories in which the check of the rooms is not yet whole. No list may grow: a directory that
+//! is better than it says is to be struck from it.
 
 /// Directories with a circle, each of which is to be opened.
-pub(super) const CIRCLES: [&str; 15] = [
+pub(super) const CIRCLES: [&str; 13] = [
     "cluster/src",
     "cluster/src/admission",
     "cluster/src/controller",
@@ -15,9 +15,19 @@ pub(super) const CIRCLES: [&str; 15] = [
     "devices/src/fs/tree",
     "images/agent/src",
     "images/agent/src/container",
-    "images/loader/entries/src/grub",
-    "images/src",
     "xtask/src",
+];
+
+/// Directories with a circle that is the shape of what they do, each with why it stays.
+pub(super) const HONEST_CIRCLES: [(&str, &str); 2] = [
+    (
+        "images/loader/entries/src/grub",
+        "an interpreter: a command runs blocks and tests, and a block runs commands",
+    ),
+    (
+        "images/src",
+        "what each room fails with is a case of the crate's error, with which its operations fail",
+    ),
 ];
 
 /// Directories whose rooms import each other in no circle, but take types of the module's own file,
