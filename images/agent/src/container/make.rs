@@ -28,7 +28,7 @@ use super::users::namespace::{IdKind, IdMaps, Owner, UserNamespace};
 use super::users::own::{ExecUser, OwnUser};
 use super::users::user::Databases;
 use super::{Container, ContainerError, Containers, Result, Shared, lock};
-use crate::launcher::{Confinement, Kind, UserEntry};
+use crate::launcher::{Confinement, NewProcess, UserEntry};
 
 /// The plan of a container, before anything of it exists.
 struct Plan {
@@ -214,7 +214,7 @@ impl Containers {
         };
         let made = async {
             make_group(&plan.cgroup, plan.devices.as_ref())?;
-            let kind = Kind::Create {
+            let kind = NewProcess::Create {
                 bundle: files.directory.path.clone(),
             };
             Ok::<_, ContainerError>(launcher.make(kind, plan.streams).await?)
@@ -311,7 +311,7 @@ impl Containers {
             uid,
             confinement,
         };
-        let kind = Kind::Exec {
+        let kind = NewProcess::Exec {
             process: path,
             init: container.init.pid(),
         };

@@ -14,7 +14,7 @@ use oci_spec::runtime::{Mount, Process, Spec};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
 
-use super::Kind;
+use super::NewProcess;
 
 /// The cause of a failed launch.
 #[derive(Debug, PartialEq, Eq)]
@@ -71,10 +71,10 @@ impl fmt::Display for Cause {
 }
 
 /// Returns the message for the failure of a launch.
-pub(super) fn explain(kind: &Kind, error: &anyhow::Error) -> String {
+pub(super) fn explain(kind: &NewProcess, error: &anyhow::Error) -> String {
     let (cause, tried) = match kind {
-        Kind::Create { bundle } => (of_container(bundle), "create the container"),
-        Kind::Exec { process, init } => {
+        NewProcess::Create { bundle } => (of_container(bundle), "create the container"),
+        NewProcess::Exec { process, init } => {
             let root = PathBuf::from(format!("/proc/{init}/root"));
             (
                 of_exec(process, &root),
@@ -193,7 +193,7 @@ mod tests {
         ProcessBuilder::default().cwd(cwd).build().unwrap()
     }
 
-    fn told(kind: &Kind) -> String {
+    fn told(kind: &NewProcess) -> String {
         explain(kind, &anyhow::anyhow!("failed to prepare rootfs"))
     }
 
@@ -217,7 +217,7 @@ mod tests {
             serde_json::to_vec(&spec).unwrap(),
         )
         .unwrap();
-        told(&Kind::Create {
+        told(&NewProcess::Create {
             bundle: dir.path().to_owned(),
         })
     }
@@ -277,7 +277,7 @@ mod tests {
         let source = tempfile::tempdir().unwrap();
         for message in [
             of_create(source.path(), "/etc", "/"),
-            told(&Kind::Create {
+            told(&NewProcess::Create {
                 bundle: source.path().join("none"),
             }),
         ] {
@@ -286,7 +286,7 @@ mod tests {
                 "cannot create the container: failed to prepare rootfs"
             );
         }
-        let kind = Kind::Exec {
+        let kind = NewProcess::Exec {
             process: source.path().join("none"),
             init: 1,
         };

@@ -53,12 +53,12 @@ pub struct LaunchRequest {
     /// a user namespace.
     pub confinement: Option<Confinement>,
     /// The process to create.
-    pub kind: Kind,
+    pub kind: NewProcess,
 }
 
 /// The process to create.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Kind {
+pub enum NewProcess {
     /// A container's own, from the bundle in this directory; it waits to be started.
     Create {
         /// Contains config.json.
@@ -166,7 +166,7 @@ fn make(request: &LaunchRequest, pipe: &Arc<File>) -> anyhow::Result<i32> {
         .with_console_socket(request.console.clone())
         .with_root_path(&request.state)?;
     let made = match &request.kind {
-        Kind::Create { bundle } => builder
+        NewProcess::Create { bundle } => builder
             .as_init(bundle)
             .with_systemd(false)
             .with_detach(true)
@@ -177,7 +177,7 @@ fn make(request: &LaunchRequest, pipe: &Arc<File>) -> anyhow::Result<i32> {
                     LibcontainerError::Other("the new container has no process".to_owned())
                 })
             }),
-        Kind::Exec { process, init } => builder
+        NewProcess::Exec { process, init } => builder
             .as_tenant()
             .with_process(Some(process))
             .with_sub_cgroup(nested_group(&request.name, *init))

@@ -24,7 +24,7 @@ const TERMINAL_SETTLE: Duration = Duration::from_millis(100);
 
 /// When output that was written before the end of a process can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum OutputKind {
     /// Everything written before the end can be read at the end.
     Pipe,
     /// Everything written before the end can be read soon after the end.
@@ -36,7 +36,7 @@ pub enum Kind {
 /// The output ends when no process can write to it any more, or when the process has ended and
 /// everything written until then is delivered. Processes that it left behind may still hold the
 /// pipe: their output is discarded from then on, and they get no `SIGPIPE`.
-pub async fn output(source: Endpoint, kind: Kind, mut exit: ExitWatch, claim: StreamClaim) {
+pub async fn output(source: Endpoint, kind: OutputKind, mut exit: ExitWatch, claim: StreamClaim) {
     let mut sink = claimed(claim, &mut exit).await;
     deliver(&source, kind, &mut exit, &mut sink).await;
     discard(source).await;
@@ -55,7 +55,7 @@ pub async fn terminal(master: Endpoint, mut exit: ExitWatch, claim: StreamClaim)
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        () = deliver(&master, Kind::Terminal, &mut exit, &mut sink) => {}
+        () = deliver(&master, OutputKind::Terminal, &mut exit, &mut sink) => {}
         () = typing => {}
     }
     drop(sink);
@@ -113,7 +113,7 @@ pub async fn input(sink: Endpoint, mut exit: ExitWatch, claim: StreamClaim) {
 /// Moves output to `sink` until it ends, and then half-closes `sink`.
 async fn deliver<W: AsyncWrite + Unpin>(
     source: &Endpoint,
-    kind: Kind,
+    kind: OutputKind,
     exit: &mut ExitWatch,
     sink: &mut Option<W>,
 ) {
@@ -157,10 +157,10 @@ async fn deliver<W: AsyncWrite + Unpin>(
 }
 
 /// Reads the rest of the output after the process has ended; 0 if there is no more.
-async fn rest(source: &Endpoint, kind: Kind, buffer: &mut [u8]) -> io::Result<usize> {
+async fn rest(source: &Endpoint, kind: OutputKind, buffer: &mut [u8]) -> io::Result<usize> {
     match source.try_read(buffer)? {
         Some(count) => Ok(count),
-        None if kind == Kind::Pipe => Ok(0),
+        None if kind == OutputKind::Pipe => Ok(0),
         None => tokio::time::timeout(TERMINAL_SETTLE, source.read(buffer))
             .await
             .unwrap_or(Ok(0)),
@@ -244,7 +244,7 @@ mod tests {
             }
         }
 
-        fn output(&mut self, source: OwnedFd, kind: Kind) -> JoinHandle<()> {
+        fn output(&mut self, source: OwnedFd, kind: OutputKind) -> JoinHandle<()> {
             let source = Endpoint::new(source).unwrap();
             tokio::spawn(output(
                 source,
@@ -286,7 +286,7 @@ mod tests {
     async fn output_reaches_the_host_whole_and_ends() {
         let mut scene = Scene::new().await;
         let (reader, writer) = pipe();
-        scene.output(reader, Kind::Pipe);
+        scene.output(reader, OutputKind::Pipe);
         let sent: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
         let process = {
             let sent = sent.clone();
@@ -303,7 +303,7 @@ mod tests {
         let mut left_behind = File::from(writer);
         left_behind.write_all(b"last words").unwrap();
         scene.end_process();
-        let relay = scene.output(reader, Kind::Pipe);
+        let relay = scene.output(reader, OutputKind::Pipe);
         assert_eq!(all_of(&mut scene.host).await, b"last words");
 
         // It can continue writing; the output is discarded.
@@ -317,7 +317,7 @@ mod tests {
     async fn a_host_that_does_not_read_stops_the_process_and_loses_nothing() {
         let mut scene = Scene::new().await;
         let (reader, writer) = pipe();
-        let relay = scene.output(reader, Kind::Pipe);
+        let relay = scene.output(reader, OutputKind::Pipe);
         let writer = Endpoint::new(writer).unwrap();
         let mut written = 0;
         // Full means: nothing could be written for a while.
@@ -341,7 +341,7 @@ mod tests {
     async fn a_host_that_went_away_does_not_stop_the_process() {
         let mut scene = Scene::new().await;
         let (reader, writer) = pipe();
-        let relay = scene.output(reader, Kind::Pipe);
+        let relay = scene.output(reader, OutputKind::Pipe);
         drop(scene.host);
         let writer = Endpoint::new(writer).unwrap();
         writer.write_all(&vec![7; 1 << 20]).await.unwrap();
@@ -358,7 +358,7 @@ mod tests {
         let claim = |number| hub.claim(StreamId::new([number; 16]).unwrap()).unwrap();
         let reader = Endpoint::new(reader).unwrap();
         let mut relays = JoinSet::new();
-        relays.spawn(output(reader, Kind::Pipe, watch.clone(), claim(1)));
+        relays.spawn(output(reader, OutputKind::Pipe, watch.clone(), claim(1)));
         relays.spawn(terminal(Endpoint::new(master).unwrap(), watch, claim(2)));
         // Its last output is kept for the host.
         File::from(writer).write_all(b"last words").unwrap();

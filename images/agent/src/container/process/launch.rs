@@ -21,7 +21,7 @@ use crate::container::cgroup::Cgroup;
 use crate::container::process::turns::{ContainerTurns, LaunchLimits};
 use crate::container::process::{Process, resize};
 use crate::init::reaper::{Child, Reaper, ended};
-use crate::launcher::{self, Confinement, Failure, Kind, LaunchReport, LaunchRequest};
+use crate::launcher::{self, Confinement, Failure, LaunchReport, LaunchRequest, NewProcess};
 use crate::stdio::fd::Endpoint;
 use crate::stdio::relay;
 use crate::stdio::{StreamClaim, StreamInUse, StreamRegistry};
@@ -181,7 +181,7 @@ impl Launcher<'_> {
     /// # Errors
     ///
     /// [`LaunchError`].
-    pub async fn make(&self, kind: Kind, streams: Streams) -> Result<Process, LaunchError> {
+    pub async fn make(&self, kind: NewProcess, streams: Streams) -> Result<Process, LaunchError> {
         match streams {
             Streams::Terminal { stream, size } => self.with_terminal(kind, stream, size).await,
             Streams::Pipes {
@@ -194,7 +194,7 @@ impl Launcher<'_> {
 
     async fn with_pipes(
         &self,
-        kind: Kind,
+        kind: NewProcess,
         stdin: Option<StreamId>,
         stdout: Option<StreamId>,
         stderr: Option<StreamId>,
@@ -218,7 +218,7 @@ impl Launcher<'_> {
         for (end, claim) in [output, error].into_iter().flatten() {
             relays.spawn(relay::output(
                 end,
-                relay::Kind::Pipe,
+                relay::OutputKind::Pipe,
                 child.exit.clone(),
                 claim,
             ));
@@ -250,7 +250,7 @@ impl Launcher<'_> {
 
     async fn with_terminal(
         &self,
-        kind: Kind,
+        kind: NewProcess,
         stream: Option<StreamId>,
         size: (u16, u16),
     ) -> Result<Process, LaunchError> {
@@ -280,7 +280,7 @@ impl Launcher<'_> {
 
     async fn run(
         &self,
-        kind: Kind,
+        kind: NewProcess,
         console: Option<PathBuf>,
         mut command: Command,
     ) -> Result<(Pid, Child), LaunchError> {

@@ -12,7 +12,7 @@ use crate::container::process::execs::Execs;
 use crate::container::process::launch::{Launcher, Streams};
 use crate::container::process::turns::ContainerTurns;
 use crate::container::{Container, ContainerError, Containers, Result, Slot, lock, run_to_end};
-use crate::launcher::Kind;
+use crate::launcher::NewProcess;
 
 impl Containers {
     /// Creates the process of a container again; it waits for [`Containers::start`]. Returns its
@@ -98,7 +98,7 @@ impl Containers {
             uid: container.guest_uid(container.user.ids().uid())?,
             confinement: container.confinement.clone(),
         };
-        let kind = Kind::Create {
+        let kind = NewProcess::Create {
             bundle: container.directory.path.clone(),
         };
         Ok(launcher.make(kind, streams).await?)
