@@ -46,13 +46,13 @@ impl Drop for Unread {
 
 /// A piece of output for a client.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct OutputPiece {
     bytes: Arc<[u8]>,
     /// Set for a client whose reading delays the end of the process.
     _unread: Option<Unread>,
 }
 
-impl Piece {
+impl OutputPiece {
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -68,7 +68,7 @@ pub(super) struct Backlog {
 
 #[derive(Debug, Default)]
 struct State {
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<OutputPiece>,
     /// What the pieces count.
     cost: usize,
     /// The number of pieces that were taken out.
@@ -152,7 +152,7 @@ impl Backlog {
             return Pushed::Full;
         }
         state.cost += cost;
-        state.pieces.push_back(Piece {
+        state.pieces.push_back(OutputPiece {
             bytes: Arc::clone(bytes),
             _unread: self.readers.as_ref().map(Unread::new),
         });
@@ -161,7 +161,7 @@ impl Backlog {
     }
 
     /// Waits for the next piece; `None` if there is none and none comes.
-    pub(super) fn pop(&self) -> Option<Piece> {
+    pub(super) fn pop(&self) -> Option<OutputPiece> {
         let mut state = self.state();
         loop {
             if let Some(piece) = state.pieces.pop_front() {

@@ -17,14 +17,14 @@ const MAX_REASON: usize = 1024;
 
 /// How a container's last machine ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Outcome {
+pub(super) struct MachineOutcome {
     exit: MachineExit,
     /// Why the guest's own system was never reached.
     loader: Option<String>,
     was_asked: bool,
 }
 
-impl Outcome {
+impl MachineOutcome {
     /// Judges a machine's end by the end of its console's output.
     pub(super) fn new(exit: MachineExit, console: &str, was_asked: bool) -> Self {
         let reason = |line: &str| {
@@ -102,7 +102,7 @@ mod tests {
             (MachineExit::TripleFault, false, 1, Some("triple fault")),
             (failed, false, 1, Some("no disk")),
         ] {
-            let outcome = Outcome::new(exit, "login: \nPower down\n", was_asked);
+            let outcome = MachineOutcome::new(exit, "login: \nPower down\n", was_asked);
             assert_eq!(outcome.code(), code, "{outcome:?}");
             let message = outcome.message();
             assert_eq!(message.is_some(), said.is_some(), "{outcome:?}");
@@ -114,7 +114,7 @@ mod tests {
     fn a_disk_that_the_loader_cannot_boot_is_a_failure_with_its_reason() {
         let console = "podvisor-loader: disk vda: ext4\r\n\
                        podvisor-loader: error: no boot entry on vda\u{1b}[0m\r\nreboot: Power down";
-        let outcome = Outcome::new(MachineExit::PoweredOff, console, false);
+        let outcome = MachineOutcome::new(MachineExit::PoweredOff, console, false);
         assert_eq!(outcome.code(), 1);
         let said = outcome.message().unwrap();
         assert!(
@@ -122,7 +122,7 @@ mod tests {
             "{said}"
         );
         // A console that ends otherwise says nothing of the exit.
-        let killed = Outcome::new(MachineExit::Killed, console, false);
+        let killed = MachineOutcome::new(MachineExit::Killed, console, false);
         assert_eq!(killed.code(), 137);
     }
 }

@@ -25,7 +25,7 @@ use super::agent_of_machine::{AgentOfMachine, Running};
 use super::boots::{Boots, Start};
 use super::delays::RebootDelays;
 use super::migrations::Migrations;
-use super::outcome::Outcome;
+use super::outcome::MachineOutcome;
 use super::refusals::{must_share_nothing, no_machine};
 use crate::machine::{
     Arrival, ArriveError, BootProgram, BuiltMachine, ContinueAs, HostFiles, KeptKernel, Machine,
@@ -377,7 +377,7 @@ impl Vm {
     pub(super) async fn live(
         self: &Arc<Self>,
         arrival: Option<impl Future<Output = Result<(), String>>>,
-    ) -> Outcome {
+    ) -> MachineOutcome {
         if self.life.is_idle {
             self.is_asked_to_end().await;
             return self.outcome(MachineExit::PoweredOff);
@@ -413,7 +413,7 @@ impl Vm {
             self.discard().await;
             if *self.saving() == Saving::Done {
                 self.unlock_disks_after(ended);
-                return Outcome::saved();
+                return MachineOutcome::saved();
             }
             let is_reset = self.is_reset.swap(false, Ordering::SeqCst);
             let is_restart = self.takes_restart() && exit == MachineExit::PoweredOff;
@@ -442,7 +442,7 @@ impl Vm {
     }
 
     /// The outcome of the last machine, which has ended. Another container may have its disks.
-    fn last(self: &Arc<Self>, exit: MachineExit, machine: Option<Arc<Machine>>) -> Outcome {
+    fn last(self: &Arc<Self>, exit: MachineExit, machine: Option<Arc<Machine>>) -> MachineOutcome {
         self.unlock_disks_after(machine);
         self.outcome(exit)
     }
@@ -496,10 +496,10 @@ impl Vm {
         }
     }
 
-    fn outcome(&self, exit: MachineExit) -> Outcome {
+    fn outcome(&self, exit: MachineExit) -> MachineOutcome {
         let is_wanted = *self.wanted.borrow() == Wanted::Running;
         let was_asked = !is_wanted || self.life.ends_at_reboot;
-        Outcome::new(exit, &self.port.tail(), was_asked)
+        MachineOutcome::new(exit, &self.port.tail(), was_asked)
     }
 
     /// Frees what the last machine has: another one may need it.
@@ -514,7 +514,7 @@ impl Vm {
     }
 
     /// Writes the rest of the output, and reports the container's end.
-    pub(super) async fn report(&self, outcome: &Outcome) {
+    pub(super) async fn report(&self, outcome: &MachineOutcome) {
         self.port.close();
         let exit = ProcessExit {
             code: outcome.code(),
