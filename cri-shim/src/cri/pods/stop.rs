@@ -79,22 +79,25 @@ impl<'a> StopReason<'a> {
 impl Node {
     /// StopPodSandbox; succeeds also if the pod is stopped or gone.
     pub(in crate::cri) async fn stop_pod(self: &Arc<Self>, id: &str) -> Result<()> {
-        let pod = match self.settled_pod(id).await {
-            Ok(pod) => pod,
-            Err(error) if error.is_not_found() => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        let node = Arc::clone(self);
-        to_the_end(async move {
-            let _ending = pod.end();
-            let _turn = pod.turn.lock().await;
-            node.stop_pod_now(&pod).await
-        })
-        .await
+        let stop = |node: Arc<Self>, pod| async move { node.stop_pod_now(&pod).await };
+        self.end_pod(id, stop).await
     }
 
     /// RemovePodSandbox with its containers; succeeds also if the pod is gone.
     pub(in crate::cri) async fn remove_pod(self: &Arc<Self>, id: &str) -> Result<()> {
+        let remove = |node: Arc<Self>, pod| async move { node.remove_pod_now(&pod).await };
+        self.end_pod(id, remove).await
+    }
+
+    /// Does `work` with a pod in its turn, to its end; nothing if the pod is gone.
+    async fn end_pod<F>(
+        self: &Arc<Self>,
+        id: &str,
+        work: impl FnOnce(Arc<Self>, Arc<Pod>) -> F + Send + 'static,
+    ) -> Result<()>
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
         let pod = match self.settled_pod(id).await {
             Ok(pod) => pod,
             Err(error) if error.is_not_found() => return Ok(()),
@@ -104,30 +107,34 @@ impl Node {
         to_the_end(async move {
             let _ending = pod.end();
             let _turn = pod.turn.lock().await;
-            if node.pod(&pod.id).is_err() {
-                // Another call has removed it meanwhile.
-                return Ok(());
-            }
-            node.stop_pod_now(&pod).await?;
-            match pod.update(&node.database, begin_removal) {
-                // Its containers' volumes, which images declare, may be what fills the disk. Until
-                // they are removed, the disk has a pod that is stopped.
-                Err(error) if error.is_disk_full() => {
-                    node.remove_all_image_volumes(&pod.id).await?;
-                    pod.update(&node.database, begin_removal)?;
-                }
-                begun => begun?,
-            }
-            for container in node.containers_of(&pod.id) {
-                node.remove_container_now(&container).await?;
-            }
-            node.tear_down(&pod).await?;
-            node.forget_pod(&pod)?;
-            node.emit_pod(&pod, ContainerEventType::ContainerDeletedEvent);
-            info!(pod = pod.id, "the pod sandbox is removed");
-            Ok(())
+            work(node, Arc::clone(&pod)).await
         })
         .await
+    }
+
+    /// Removes a pod, unless another call has meanwhile.
+    async fn remove_pod_now(self: &Arc<Self>, pod: &Arc<Pod>) -> Result<()> {
+        if self.pod(&pod.id).is_err() {
+            return Ok(());
+        }
+        self.stop_pod_now(pod).await?;
+        match pod.update(&self.database, begin_removal) {
+            // Its containers' volumes, which images declare, may be what fills the disk. Until
+            // they are removed, the disk has a pod that is stopped.
+            Err(error) if error.is_disk_full() => {
+                self.remove_all_image_volumes(&pod.id).await?;
+                pod.update(&self.database, begin_removal)?;
+            }
+            begun => begun?,
+        }
+        for container in self.containers_of(&pod.id) {
+            self.remove_container_now(&container).await?;
+        }
+        self.tear_down(pod).await?;
+        self.forget_pod(pod)?;
+        self.emit_pod(pod, ContainerEventType::ContainerDeletedEvent);
+        info!(pod = pod.id, "the pod sandbox is removed");
+        Ok(())
     }
 
     /// Stops containers and machine, and undoes the network. To be repeated until it succeeds.
