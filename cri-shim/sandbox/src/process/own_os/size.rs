@@ -8,23 +8,17 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use super::super::super::error::SandboxError;
-use super::super::super::types::{BootMachine, RefusalKind};
+use super::super::super::types::RefusalKind;
 use super::agent_of_machine::LIMIT;
 use super::refusals::{invalid, no_machine};
 use super::system::OwnOs;
 use super::vm::Vm;
-use crate::machine::{Machine, MachineSize, causes};
+use crate::machine::{Machine, causes};
 
 /// How often, and after how long, the guest's agent is told to use CPUs that the guest may not have
 /// found yet. Nothing tells when it has.
 const ATTEMPTS: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(500);
-
-/// Returns the size of a machine.
-pub(super) fn of(boot: &BootMachine) -> MachineSize {
-    let (memory, growth, grown) = (boot.memory, boot.growth, boot.grown);
-    MachineSize::new(boot.vcpus, boot.max_vcpus, memory, growth, grown)
-}
 
 impl OwnOs {
     /// Gives the guest CPUs until it has `count`.

@@ -24,11 +24,11 @@ use super::arrival::Arriving;
 use super::boots::Boots;
 use super::dhcp::DhcpServers;
 use super::refusals::{invalid, must_share_nothing, no_machine};
-use super::size;
 use super::usage::Usage;
 use super::vm::{Beginning, Vm, VmLife};
 use crate::machine::{
-    HostFiles, MachineError, MachineNic, MachinePlan, MachineShare, OpenShare, PluggedIn, causes,
+    HostFiles, MachineError, MachineNic, MachinePlan, MachineShare, MachineSize, OpenShare,
+    PluggedIn, causes,
 };
 
 /// All that machines are built from and that the process has from its launch.
@@ -258,7 +258,7 @@ impl OwnOs {
     }
 
     pub(super) async fn make(&self, boot: BootMachine) -> Result<(Arc<Vm>, Started), SandboxError> {
-        let size = size::of(&boot);
+        let size = size_of_machine(&boot);
         let boots = Arc::<Boots>::default();
         let leased = Arc::clone(&boots);
         self.dhcp
@@ -464,4 +464,9 @@ fn addresses_of(interface: &Interface) -> Vec<IpAddr> {
     let addresses = interface.addresses.iter();
     let parsed = addresses.filter_map(|text| text.split('/').next()?.parse().ok());
     parsed.collect()
+}
+
+fn size_of_machine(boot: &BootMachine) -> MachineSize {
+    let (memory, growth, grown) = (boot.memory, boot.growth, boot.grown);
+    MachineSize::new(boot.vcpus, boot.max_vcpus, memory, growth, grown)
 }
