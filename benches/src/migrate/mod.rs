@@ -4,11 +4,12 @@
 //! `monitor` starts each monitor, twice: the source and the target. The guest's init
 //! (`benches/guest/migrate.c`) writes to its memory at a set rate and puts the next byte of a
 //! sequence on its serial console once per millisecond; [`console`] reads both consoles with the
-//! time of each byte. [`control`] speaks with the monitors, [`run`] moves a guest once, and
-//! [`report`] creates the table.
+//! time of each byte. [`control`] speaks with the monitors, [`load`] is what the guest does,
+//! [`run`] moves it once, and [`report`] creates the table.
 
 mod console;
 mod control;
+mod load;
 mod report;
 mod run;
 
@@ -17,6 +18,7 @@ use anyhow::{Result, ensure};
 use crate::boot::{Stage, ahead_of_others};
 use crate::monitor::{Device, MonitorArgs};
 use crate::output;
+use load::Load;
 use report::Report;
 use run::Costs;
 
@@ -26,23 +28,6 @@ pub(crate) struct Args {
     monitors: MonitorArgs,
     #[command(flatten)]
     load: Load,
-}
-
-/// What the guest does, and how long it may stand still.
-#[derive(Clone, Copy, Debug, clap::Args, serde::Serialize)]
-struct Load {
-    /// MiB of the guest's memory that have data
-    #[arg(long, value_name = "MIB")]
-    fill: u32,
-    /// MiB of them that the guest writes to again and again
-    #[arg(long, value_name = "MIB")]
-    region: u32,
-    /// Pages that it writes to per millisecond
-    #[arg(long, value_name = "N")]
-    pages: u32,
-    /// For how many milliseconds each monitor may let the guest stand still
-    #[arg(long, value_name = "MS")]
-    downtime: u32,
 }
 
 pub(crate) fn command(args: &Args) -> Result<()> {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::Load;
+use super::load::Load;
 use super::run::Costs;
 use crate::output::{self, Criterion};
 use crate::plot::{Bar, Better, Panel, Plot};

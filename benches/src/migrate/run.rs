@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::Load;
 use super::console::{Gap, Sequence, Side};
 use super::control::{Control, Sent};
+use super::load::Load;
 use crate::monitor::{Monitor, Subject};
 
 /// Bytes of the guest's sequence before it is sent, twice, and afterwards: the source is warm, then
