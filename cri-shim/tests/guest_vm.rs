@@ -1,6 +1,8 @@
 //! `podvisor vm` with the smallest system that a distribution's kernel makes (`cargo xtask small`,
 //! whose directory is in `PODVISOR_TEST_SMALL`): its disk is booted by the loader.
 
+#[path = "guest_vm/half.rs"]
+mod half;
 mod support;
 
 use std::fs;
@@ -458,6 +460,7 @@ fn moves(root: &Root) {
     // The other one has a VM of this name.
     let taken = migrate(root, root, &[]);
     assert!(taken.stderr.contains("in use"), "{taken:?}");
+    half::stays_off(root, &other);
     let began = SystemTime::now();
     let there = migrate(root, &other, &["--downtime", "2000"]);
     println!("to another root: {:?}, {}", began.elapsed(), there.stderr);

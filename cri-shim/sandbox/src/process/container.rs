@@ -79,6 +79,7 @@ impl Container {
             restarts: 0,
             is_starting: false,
             message: None,
+            never_came: false,
             health: None,
         };
         Self {
@@ -197,6 +198,11 @@ impl Container {
     /// Notes what the exit code does not say about the coming end.
     pub(super) fn set_message(&self, message: Option<String>) {
         self.lock().message = message;
+    }
+
+    /// Notes that the machine that it waited for never came.
+    pub(super) fn set_never_came(&self) {
+        self.lock().never_came = true;
     }
 
     /// Notes that its process runs.

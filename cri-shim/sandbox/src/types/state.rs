@@ -66,6 +66,9 @@ pub struct ContainerInfo {
     /// What its exit code does not say about its end.
     #[serde(default)]
     pub message: Option<String>,
+    /// It waited for a machine from elsewhere, which never came: nothing of it has run here.
+    #[serde(default)]
+    pub never_came: bool,
     /// Its health, if it is checked.
     #[serde(default)]
     pub health: Option<Health>,

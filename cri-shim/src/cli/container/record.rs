@@ -143,6 +143,9 @@ pub(in crate::cli) struct VmRecord {
     /// The address of its card, if it came from another host with it.
     #[serde(default)]
     pub(in crate::cli) mac: Option<[u8; 6]>,
+    /// It comes from another host, and nobody has seen yet that it runs here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(in crate::cli) arriving: bool,
     /// Disks besides its own, in the order in which the guest got them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(in crate::cli) attached: Vec<AttachedDisk>,

@@ -165,6 +165,7 @@ fn clone_record(origin: Record, name: &str) -> anyhow::Result<Record> {
         .clone()
         .context("the snapshot is not one of a VM")?;
     vm.mac = None;
+    vm.arriving = false;
     ensure!(
         !origin.is_pod && origin.pod.is_none(),
         "the snapshot is not one of a VM"

@@ -12,9 +12,9 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use podvisor_images::{Error, Image, ImportSource, PullOptions, Store, parse_reference};
 
-use super::disk;
 use super::run::{claimed, is_off};
 use super::snapshot::VmSnapshot;
+use super::{arrival, disk};
 use crate::cli::container::sweep;
 use crate::cli::interrupt::{Interruptible, Interrupts};
 use crate::cli::progress::Progress;
@@ -58,7 +58,7 @@ pub(super) fn run(globals: &Globals, args: &CommitArgs) -> anyhow::Result<u8> {
     };
     let found = crate::cli::runtime()?.block_on(async {
         sweep(&containers).await?;
-        let entry = containers.find(vm)?;
+        let mut entry = containers.find(vm)?;
         let claim = claimed(&entry, vm).await?;
         let disk = match snapshot {
             Some(name) => VmSnapshot::find(&entry, name)?.dir,
@@ -69,6 +69,7 @@ pub(super) fn run(globals: &Globals, args: &CommitArgs) -> anyhow::Result<u8> {
                      it: `podvisor vm snapshot {vm} NAME`, then `podvisor vm commit {vm}:NAME {}`",
                     args.image
                 );
+                arrival::must_have_come(&mut entry)?;
                 entry.dir.clone()
             }
         };

@@ -20,10 +20,10 @@ use serde_json::json;
 
 use super::boot::own_mac;
 use super::hibernate::check_network;
-use super::run::claimed;
+use super::run::{claimed, is_off};
 use super::snapshot::VmSnapshot;
 use super::transfer::{self, Offer};
-use super::{attached, disk};
+use super::{arrival, attached, disk};
 use crate::cli::container::{Entry, VmRecord, clear, state, sweep};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, notice, size, terminal};
@@ -66,7 +66,8 @@ pub(super) struct MigrateArgs {
     #[arg(short, long)]
     quiet: bool,
 
-    /// Decide about a VM whose connection ended while it was given away: after a look there
+    /// Decide about a VM whose connection ended while it was given away, or that may not have
+    /// arrived here: after a look at the other host
     #[arg(long, value_name = "WHERE", conflicts_with_all = ["host", "command"])]
     resolve: Option<Runs>,
 
@@ -342,14 +343,24 @@ fn end(mut peer: Child) {
 /// Decides about a VM that was given away, and of which nobody here knows.
 async fn resolve(globals: &Globals, name: &str, runs: Runs) -> anyhow::Result<u8> {
     let containers = globals.containers()?;
-    let entry = containers.find(name)?;
+    let mut entry = containers.find(name)?;
     let claim = claimed(&entry, name).await?;
+    let is_here = runs == Runs::Here;
+    if arrival::is_open(&entry.record) && is_off(&entry).await? {
+        match is_here {
+            true => arrival::has_come(&mut entry)?,
+            false => {
+                drop(claim);
+                clear::remove(&entry.dir).await?;
+            }
+        }
+        return crate::cli::print(&format!("{name}\n")).map(|()| 0);
+    }
     let (client, ..) = state::running(&entry).await?;
     let id = &entry.record.id;
     let info = client.migration(id).await?;
     let info = info.filter(|info| info.state == MigrationState::InDoubt);
     let info = info.with_context(|| format!("VM {name} is not in doubt: it runs here"))?;
-    let is_here = runs == Runs::Here;
     client
         .resolve_migration(id, &info.migration, is_here)
         .await?;

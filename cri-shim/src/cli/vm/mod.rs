@@ -31,6 +31,7 @@
 //! | `volumes` | directories that it shares with this host |
 
 mod args;
+mod arrival;
 mod attach;
 mod attached;
 mod boot;

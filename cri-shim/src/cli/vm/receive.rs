@@ -3,7 +3,8 @@
 //!
 //! The VM counts as one that is removed when it ends until all of it is here, so that nothing is
 //! left of one that did not arrive, whoever was killed. The record of one that arrives is on the
-//! disk before the other side hears that its machine is ready, which it gives away only then.
+//! disk before the other side hears that its machine is ready, which it gives away only then. It
+//! says that it arrives ([`super::arrival`]) until the machine runs here.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -19,6 +20,7 @@ use oci_spec::runtime::Process;
 use tokio::sync::mpsc;
 use tracing::debug;
 
+use super::arrival;
 use super::boot::{Beginning, Loader, boot};
 use super::disk;
 use super::hibernate::check_network;
@@ -229,6 +231,9 @@ fn record(args: &ReceiveArgs, theirs: Record) -> anyhow::Result<Record> {
         health: None,
         ..theirs
     };
+    if let Some(vm) = &mut record.vm {
+        vm.arriving = true;
+    }
     let of_ssh = record.vm.as_ref().and_then(|vm| vm.ssh_port);
     if record.network == NetworkMode::User
         && let Some(before) = of_ssh
@@ -277,7 +282,12 @@ async fn arrive(
         let info = client.migration_after(&id, seen).await?;
         seen = info.version;
         match info.state {
-            MigrationState::Done => return Ok(None),
+            MigrationState::Done => {
+                if let Err(error) = arrival::has_come(entry) {
+                    crate::cli::report(&error);
+                }
+                return Ok(None);
+            }
             state if state.is_final() => return Ok(Some(info.reason)),
             _ => {}
         }
@@ -355,6 +365,7 @@ mod tests {
         assert_eq!(ours.ports.len(), 1);
         assert_eq!(vm.ssh_port, Some(ours.ports[0].host_port));
         assert_eq!(vm.mac, Some([2; 6]));
+        assert!(vm.arriving);
         let mut with_disk = theirs.clone();
         if let Some(vm) = &mut with_disk.vm {
             vm.attached.push(AttachedDisk {

@@ -14,7 +14,7 @@ use super::args::RunArgs;
 use super::boot::{Beginning, Loader, boot};
 use super::saved::SavedFiles;
 use super::seed::Given;
-use super::{console, disk, image, keys, seed, timings};
+use super::{arrival, console, disk, image, keys, seed, timings};
 use crate::cli::container::claim::Claim;
 use crate::cli::container::events::{self, event};
 use crate::cli::container::lifecycle::{NamesArgs, each_name};
@@ -190,13 +190,14 @@ pub(super) fn start(globals: &Globals, args: &StartArgs) -> anyhow::Result<u8> {
     each_name(globals, args.names.names(), async |containers, name| {
         let begun = vec![BootEvent::now(BootPhase::Begun)];
         sweep(containers).await?;
-        let entry = containers.find(name)?;
+        let mut entry = containers.find(name)?;
         let claim = claimed(&entry, name).await?;
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         ensure!(
             is_off(&entry).await?,
             "VM {name} runs already; `podvisor vm console {name}` connects to it"
         );
+        arrival::must_have_come(&mut entry)?;
         check_memory(entry.record.memory, &meminfo)?;
         clear::release_resources(&entry).await;
         let files = SavedFiles::hibernated(&entry.dir);
@@ -351,6 +352,7 @@ fn record(args: &RunArgs, root: &Path) -> anyhow::Result<Record> {
             growth: args.growth(),
             grown: 0,
             mac: None,
+            arriving: false,
             attached: Vec::new(),
         }),
         id,

@@ -387,6 +387,7 @@ impl Vm {
         if let Some(arrival) = arrival
             && let Err(why) = arrival.await
         {
+            self.container.set_never_came();
             return self.outcome(MachineExit::Failed(why));
         }
         loop {
