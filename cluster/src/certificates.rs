@@ -6,6 +6,7 @@
 //! before it is used; the old one stays in the bundle until it has expired.
 
 mod authority;
+pub(crate) mod files;
 
 use std::{
     fmt,

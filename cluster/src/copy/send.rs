@@ -21,13 +21,12 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::{
-    CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _,
-};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::PATH;
+use crate::certificates::files::{Files, Unusable};
 use crate::https::pieces::Pieces;
 
 /// How long the importer may take to be connected to.
@@ -105,6 +104,12 @@ pub enum SendError {
     /// The process was told to end.
     #[error("the copy was told to end before it was done")]
     Stopped,
+}
+
+impl From<Unusable> for SendError {
+    fn from(Unusable { path, source }: Unusable) -> Self {
+        Self::Credentials { path, source }
+    }
 }
 
 /// Sends the disk.
@@ -209,33 +214,15 @@ fn read(path: &Path, pieces: &mpsc::Sender<io::Result<Bytes>>) -> io::Result<()>
 }
 
 /// The side of TLS that the importer meets, from the files `tls.crt`, `tls.key` and `ca.crt`.
-fn client_config(directory: &Path) -> Result<ClientConfig, SendError> {
-    fn failed<E>(path: &Path) -> impl FnOnce(E) -> SendError
-    where
-        E: std::error::Error + Send + Sync + 'static,
-    {
-        let path = path.to_owned();
-        move |source| SendError::Credentials {
-            path,
-            source: Box::new(source),
-        }
-    }
-    let (authority, own) = (directory.join("ca.crt"), directory.join("tls.crt"));
-    let key = directory.join("tls.key");
-    let read = |path: &PathBuf| -> Result<Vec<CertificateDer<'static>>, SendError> {
-        let all = CertificateDer::pem_file_iter(path).map_err(failed(path))?;
-        all.collect::<Result<_, _>>().map_err(failed(path))
-    };
-    let mut roots = RootCertStore::empty();
-    for certificate in read(&authority)? {
-        roots.add(certificate).map_err(failed(&authority))?;
-    }
-    let private = PrivateKeyDer::from_pem_file(&key).map_err(failed(&key))?;
+fn client_config(directory: &Path) -> Result<ClientConfig, Unusable> {
+    let files = Files::new(directory);
+    let (certificates, key) = files.read_own()?;
+    let roots = files.read_authorities()?;
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(failed(&own))?;
+        .map_err(Unusable::of(&files.own()))?;
     config
         .with_root_certificates(roots)
-        .with_client_auth_cert(read(&own)?, private)
-        .map_err(failed(&own))
+        .with_client_auth_cert(certificates, key)
+        .map_err(Unusable::of(&files.own()))
 }

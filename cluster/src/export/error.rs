@@ -4,6 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::certificates::files::Unusable;
+
 /// Why volumes are not served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -40,4 +42,10 @@ pub enum ExportError {
     /// The system has no random numbers.
     #[error("failed to make a key by which tokens are compared")]
     Random,
+}
+
+impl From<Unusable> for ExportError {
+    fn from(Unusable { path, source }: Unusable) -> Self {
+        Self::Credentials { path, source }
+    }
 }

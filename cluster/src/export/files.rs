@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use ring::{hmac, rand::SystemRandom};
+use ::ring::{hmac, rand::SystemRandom};
 use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::crypto::ring as provider;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use tokio_rustls::rustls::crypto::ring;
 
 use super::error::ExportError;
+use crate::certificates::files::{Files, Unusable};
 
 /// The longest token.
 const MAX_TOKEN: u64 = 4096;
@@ -72,27 +72,14 @@ impl Token {
 
 /// The server's side of TLS, from the files `tls.crt` and `tls.key`.
 pub(super) fn server_config(directory: &Path) -> Result<ServerConfig, ExportError> {
-    fn failed<E>(path: &Path) -> impl FnOnce(E) -> ExportError
-    where
-        E: std::error::Error + Send + Sync + 'static,
-    {
-        let path = path.to_owned();
-        move |source| ExportError::Credentials {
-            path,
-            source: Box::new(source),
-        }
-    }
-    let (own, key) = (directory.join("tls.crt"), directory.join("tls.key"));
-    let certificates = CertificateDer::pem_file_iter(&own).map_err(failed(&own))?;
-    let certificates = certificates.collect::<Result<_, _>>();
-    let certificates = certificates.map_err(failed(&own))?;
-    let private = PrivateKeyDer::from_pem_file(&key).map_err(failed(&key))?;
-    let mut config = ServerConfig::builder_with_provider(Arc::new(provider::default_provider()))
+    let files = Files::new(directory);
+    let (certificates, key) = files.read_own()?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(failed(&own))?
+        .map_err(Unusable::of(&files.own()))?
         .with_no_client_auth()
-        .with_single_cert(certificates, private)
-        .map_err(failed(&own))?;
+        .with_single_cert(certificates, key)
+        .map_err(Unusable::of(&files.own()))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }

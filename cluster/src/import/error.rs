@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use podvisor_images::{ChecksumError, ConvertError, DiskError, Error, Qcow2Error};
 
 use super::upload::FormError;
+use crate::certificates::files::Unusable;
 use crate::copy::StreamError;
 
 /// Why a claim was not filled.
@@ -94,6 +95,12 @@ pub enum ImportError {
     /// The process was told to end.
     #[error("the import was told to end before it was done; it begins again with its next pod")]
     Stopped,
+}
+
+impl From<Unusable> for ImportError {
+    fn from(Unusable { path, source }: Unusable) -> Self {
+        Self::Credentials { path, source }
+    }
 }
 
 impl ImportError {

@@ -23,15 +23,15 @@ use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use super::progress::Progress;
 use super::source::limits;
 use super::target::Target;
 use super::{ImportError, Options, blocking};
+use crate::certificates::files::{Files, Unusable};
 use crate::copy;
 use crate::https::{self, Answer, Peer};
 use crate::upload::{PROXY, Way};
@@ -68,39 +68,21 @@ pub(super) async fn receive(
 }
 
 /// The side of TLS that the proxy meets, from the files `tls.crt`, `tls.key` and `ca.crt`.
-fn server_config(directory: &Path) -> Result<ServerConfig, ImportError> {
-    fn failed<E>(path: &Path) -> impl FnOnce(E) -> ImportError
-    where
-        E: std::error::Error + Send + Sync + 'static,
-    {
-        let path = path.to_owned();
-        move |source| ImportError::Credentials {
-            path,
-            source: Box::new(source),
-        }
-    }
-    let (authority, own) = (directory.join("ca.crt"), directory.join("tls.crt"));
-    let key = directory.join("tls.key");
-    let read = |path: &PathBuf| -> Result<Vec<CertificateDer<'static>>, ImportError> {
-        let all = CertificateDer::pem_file_iter(path).map_err(failed(path))?;
-        all.collect::<Result<_, _>>().map_err(failed(path))
-    };
-    let mut roots = RootCertStore::empty();
-    for certificate in read(&authority)? {
-        roots.add(certificate).map_err(failed(&authority))?;
-    }
+fn server_config(directory: &Path) -> Result<ServerConfig, Unusable> {
+    let files = Files::new(directory);
+    let (certificates, key) = files.read_own()?;
+    let roots = Arc::new(files.read_authorities()?);
     let provider = Arc::new(ring::default_provider());
-    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+    let clients = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
         .build()
-        .map_err(failed(&authority))?;
-    let private = PrivateKeyDer::from_pem_file(&key).map_err(failed(&key))?;
+        .map_err(Unusable::of(&files.authorities()))?;
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(failed(&own))?;
+        .map_err(Unusable::of(&files.own()))?;
     config
         .with_client_cert_verifier(clients)
-        .with_single_cert(read(&own)?, private)
-        .map_err(failed(&own))
+        .with_single_cert(certificates, key)
+        .map_err(Unusable::of(&files.own()))
 }
 
 /// What takes uploads.
