@@ -1,17 +1,17 @@
 //! The HTTPS server that the components share: bounded in connections (`places`), in the size of
 //! a request and in its time.
 
-pub(crate) mod pieces;
 pub(crate) mod places;
 
-use std::{convert::Infallible, future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use bytes::{Bytes, BytesMut};
+use futures_util::stream;
 use http::{Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::{
-    body::{Body, Incoming},
+    body::{Body, Frame, Incoming},
     server::conn::http1,
     service::service_fn,
 };
@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use kube::Client;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{Semaphore, mpsc},
     task::JoinSet,
 };
 use tokio_rustls::{
@@ -232,6 +232,17 @@ async fn collect(mut body: Incoming) -> Option<Bytes> {
         bytes.extend_from_slice(&data);
     }
     Some(bytes.freeze())
+}
+
+/// A body whose pieces come as they are made, and which ends with their sender. An error breaks the
+/// connection off: the other side must not take it for the end.
+pub(crate) fn pieces(
+    mut pieces: mpsc::Receiver<io::Result<Bytes>>,
+) -> impl Body<Data = Bytes, Error = io::Error> + Send + Unpin {
+    StreamBody::new(stream::poll_fn(move |context| {
+        let piece = pieces.poll_recv(context);
+        piece.map(|piece| piece.map(|piece| piece.map(Frame::data)))
+    }))
 }
 
 /// How long the rest of a refused body is read, and how much of it.

@@ -27,7 +27,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::PATH;
 use crate::certificates::files::{Files, Unusable};
-use crate::https::pieces::Pieces;
+use crate::https;
 
 /// How long the importer may take to be connected to.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -158,7 +158,7 @@ async fn send(options: &Options) -> Result<(), SendError> {
     let reading = spawn_blocking(move || read(&path, &pieces));
     let request = Request::post(PATH)
         .header(header::HOST, &options.name)
-        .body(Pieces(body))
+        .body(https::pieces(body))
         .map_err(network(to))?;
     let answer = sender.send_request(request).await;
     if let Ok(answer) = answer {

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
+use hyper::body::Body;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::format::Format;
-use crate::https::pieces::Pieces;
+use crate::https;
 
 /// So much is read and sent at once.
 const PIECE: usize = 256 << 10;
@@ -32,7 +33,7 @@ pub(super) fn of(
     range: Range<u64>,
     format: Format,
     permit: OwnedSemaphorePermit,
-) -> Pieces {
+) -> impl Body<Data = Bytes, Error = io::Error> + Send {
     let (pieces, body) = mpsc::channel(QUEUE);
     let runtime = Handle::current();
     spawn_blocking(move || {
@@ -43,7 +44,7 @@ pub(super) fn of(
             let _ = pieces.give(Err(error.kind().into()));
         }
     });
-    Pieces(body)
+    https::pieces(body)
 }
 
 /// Reads a disk into pieces of a form.
