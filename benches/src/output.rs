@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use crate::plot::Plot;
+use crate::plot::{Panel, Plot};
 
 /// A figure and its upper or lower limit.
 #[derive(Debug, Serialize)]
@@ -75,6 +75,23 @@ pub(crate) fn runs(count: usize) -> String {
 /// Converts a duration to milliseconds.
 pub(crate) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
+}
+
+/// Writes a table with the figures of a plot: a column for each bar, and a line for each panel.
+pub(crate) fn table(f: &mut fmt::Formatter<'_>, panels: &[Panel]) -> fmt::Result {
+    write!(f, "{:34}", "")?;
+    for bar in panels.iter().take(1).flat_map(|panel| &panel.bars) {
+        write!(f, " {:>22}", bar.name)?;
+    }
+    writeln!(f)?;
+    for panel in panels {
+        write!(f, "{:34}", panel.title)?;
+        for bar in &panel.bars {
+            write!(f, " {:>22}", bar.spread)?;
+        }
+        writeln!(f)?;
+    }
+    Ok(())
 }
 
 /// Prints the table, and writes JSON to the file `json`. With `-` that goes to stdout and the table

@@ -235,18 +235,7 @@ impl fmt::Display for Report {
             output::runs(self.runs),
             self.unit
         )?;
-        write!(f, "{:34}", "")?;
-        for row in &self.rows {
-            write!(f, " {:>20}", row.name)?;
-        }
-        writeln!(f)?;
-        for measure in self.measures() {
-            write!(f, "{:34}", measure.name)?;
-            for row in &self.rows {
-                write!(f, " {:>20}", (measure.of)(row))?;
-            }
-            writeln!(f)?;
-        }
+        output::table(f, &self.plot().panels)?;
         for criterion in &self.criteria {
             writeln!(f, "{criterion}")?;
         }

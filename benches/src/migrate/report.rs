@@ -184,18 +184,7 @@ impl fmt::Display for Report {
              of a millisecond, and may stand still for {downtime} ms: medians of {} (least–most)",
             output::runs(self.runs),
         )?;
-        write!(f, "{:34}", "")?;
-        for row in &self.rows {
-            write!(f, " {:>22}", row.name)?;
-        }
-        writeln!(f)?;
-        for measure in self.measures() {
-            write!(f, "{:34}", measure.name)?;
-            for row in &self.rows {
-                write!(f, " {:>22}", (measure.of)(row))?;
-            }
-            writeln!(f)?;
-        }
+        output::table(f, &self.plot().panels)?;
         for ratio in &self.ratios {
             writeln!(
                 f,
