@@ -41,8 +41,8 @@ const NEXT_NOT_AFTER: &str = "podvisor.io/next-not-after";
 const USED: [&str; 2] = ["tls.key", "tls.crt"];
 const NEXT: [&str; 2] = ["next.key", "next.crt"];
 
-/// How long the ends of an upload or a copy, and servers of exports, are known by their certificates: the authority is
-/// trusted as long.
+/// How long the ends of an upload or a copy, and servers of exports, are known by their
+/// certificates: the authority is trusted as long.
 const TARGET_LIFE: Duration = AUTHORITY_OVERLAP;
 
 /// The authority that is used, and the bundle of all that are to be trusted.

@@ -4,8 +4,8 @@
 //! it would choose devices and host disks past all validation, so the API server itself lets only
 //! the controller's account use it, or the runtime class that reads it.
 //!
-//! The controller makes Secrets wherever there are uploads, copies and exports. Roles cannot say which ones
-//! an account creates, so a policy does.
+//! The controller makes Secrets wherever there are uploads, copies and exports. Roles cannot say
+//! which ones an account creates, so a policy does.
 //!
 //! A node acts as its kubelet. All kubelets have the same rights, and the name of one is its
 //! node's: so a policy keeps each to the instances of its node, and to what only a node knows of

@@ -40,7 +40,8 @@ fn meta(name: &str, of: &str) -> Value {
         "apiVersion": "export.kubevirt.io/v1beta1", "kind": "VirtualMachineExport",
         "name": "e", "uid": of, "controller": true,
     });
-    json!({"name": name, "namespace": "n", "uid": format!("{name}-uid"), "ownerReferences": [owner]})
+    let own = format!("{name}-uid");
+    json!({"name": name, "namespace": "n", "uid": own, "ownerReferences": [owner]})
 }
 
 fn service(of: &str) -> Service {
