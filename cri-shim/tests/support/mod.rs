@@ -39,9 +39,9 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
             return;
         }
         assert!(begin.elapsed() < PATIENCE, "{what} does not come");
-        // A command is seconds of an emulated CPU, which the guest that is waited for needs too.
-        let took = asked.elapsed() * 2;
-        std::thread::sleep(took.clamp(Duration::from_millis(20), Duration::from_secs(2)));
+        // A command takes the emulated CPU that the guest needs, which is waited for.
+        let pause = asked.elapsed() * 2;
+        std::thread::sleep(pause.clamp(Duration::from_millis(20), Duration::from_secs(2)));
     }
 }
 
