@@ -37,7 +37,7 @@
 //! | --- | --- | --- | --- | --- | --- |
 //! | `start` | `Running` | | | | |
 //! | `pause` | | `Paused` | | | |
-//! | `snapshot`, `snapshot_difference` | | | `Paused` | | |
+//! | `snapshot`, `snapshot_difference`, `dump_to` | | | `Paused` | | |
 //! | `resume` | | | `Running` | | |
 //! | `plug`, `unplug`, `request_unplug`, `add_vcpus`, `press_power_button` | | `Running` | | | |
 //! | `insert_disk` | | `Running` | `Paused` | | |
@@ -73,6 +73,11 @@
 //! in a memfd that is sealed with `F_SEAL_SHRINK` and `F_SEAL_WRITE`, passed to
 //! [`Snapshot::from_files`], cannot be truncated or changed.
 //! `docs/snapshot.md` describes the format, and what a guest must do after it was cloned.
+//!
+//! # Dumps
+//!
+//! [`Vm::dump_to`] writes the memory of a paused VM and its vCPUs' registers to an ELF core file,
+//! which `crash` and `gdb` read.
 //!
 //! # Live migration
 //!
@@ -113,6 +118,7 @@
 mod boot;
 pub mod check;
 mod cpuid;
+mod dump;
 mod host_clock;
 mod kvm;
 mod layout;
@@ -158,8 +164,9 @@ pub use snapshot::{CpuMismatch, Snapshot, SnapshotError, SnapshotFormatError, Wo
 pub use transport::Transport;
 pub use vm::{
     Action, AddVcpusError, BalloonHandle, BlockHandle, Boot, BuildError, ConfigError, ConfigErrors,
-    ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, EarlyVm, FsHandle, HandleError,
-    MemHandle, MigrateError, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause,
-    PortsHandle, PowerButtonError, Registers, Restore, RestoreBuilder, Seccomp, State,
-    TakeSnapshotError, UnplugRequest, Vm, VmBuilder, VmError, VmExit, VsockHandle,
+    ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, DumpError, DumpProgress, EarlyVm,
+    FsHandle, HandleError, MemHandle, MigrateError, NetHandle, PlugError, PluggedDevice,
+    PmemHandle, Poison, PoisonCause, PortsHandle, PowerButtonError, Registers, Restore,
+    RestoreBuilder, Seccomp, State, TakeSnapshotError, UnplugRequest, Vm, VmBuilder, VmError,
+    VmExit, VsockHandle,
 };

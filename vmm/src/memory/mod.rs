@@ -8,6 +8,7 @@
 //! * [`add_memslots`] registers mappings with KVM, before the guest runs.
 //! * `pages.rs` finds the pages of which this process has its own copies, and `save.rs` writes them
 //!   to a file. `huge.rs` gives that file huge pages.
+//! * `dump.rs` writes memory to a file for debuggers.
 //! * `written.rs` logs what is written from now on, for a migration.
 //!
 //! # How written pages are found
@@ -25,6 +26,7 @@
 //! booting guest takes a few nested page faults instead of thousands. Private mappings of a file
 //! are aligned, too, in case the page cache has huge pages of it.
 
+mod dump;
 mod host;
 mod huge;
 mod image;

@@ -53,24 +53,35 @@ impl GuestMemory {
         let mut ranges = Vec::new();
         let mut buffer = vec![0; CHUNK as usize];
         for (mut span, region) in spans(self.shape()).zip(self.ram().iter()) {
-            let start = region.as_ptr().addr();
             if Some(span.start) == hotplug {
                 span.len = span.len.min(plugged);
             }
-            let mut wanted = map.own(start, span.len).map_err(MemoryError::PageMap)?;
-            if let (SaveScope::All, Some(behind)) = (which, &self.file) {
-                let data = data_of(behind, span).map_err(failed("find", span.start))?;
-                wanted = union(wanted, data);
-            }
-            if which == SaveScope::Own {
-                wanted = join_neighbours(wanted, MAX_RANGES);
-            }
-            for range in wanted {
+            for range in self.wanted(&map, which, span, region)? {
                 self.write_range(file, span, &range, &mut buffer)?;
                 ranges.push(range.start + span.offset..range.end + span.offset);
             }
         }
         Ok(ranges)
+    }
+
+    /// Returns the ranges of a span that have to be written, as offsets into it.
+    pub(super) fn wanted(
+        &self,
+        map: &PageMap,
+        which: SaveScope,
+        span: Span,
+        region: &GuestRegionMmap,
+    ) -> Result<Vec<Range<u64>>, MemoryError> {
+        let own = map.own(region.as_ptr().addr(), span.len);
+        let own = own.map_err(MemoryError::PageMap)?;
+        Ok(match (which, &self.file) {
+            (SaveScope::Own, _) => join_neighbours(own, MAX_RANGES),
+            (SaveScope::All, None) => own,
+            (SaveScope::All, Some(behind)) => union(
+                own,
+                data_of(behind, span).map_err(failed("find", span.start))?,
+            ),
+        })
     }
 
     /// Returns all pages that may not be zero.
@@ -125,7 +136,7 @@ impl GuestMemory {
         }
     }
 
-    fn page_map(&self) -> Result<PageMap, MemoryError> {
+    pub(super) fn page_map(&self) -> Result<PageMap, MemoryError> {
         self.page_map.clone().map_or_else(PageMap::open, Ok)
     }
 
@@ -136,8 +147,9 @@ impl GuestMemory {
         spans.filter(move |(span, _)| Some(span.start) != hotplug)
     }
 
-    /// Writes one range of a span to `file`, except for its pages of zeroes.
-    fn write_range(
+    /// Writes one range of a span to `file`, from the span's offset on, except for its pages of
+    /// zeroes.
+    pub(super) fn write_range(
         &self,
         file: &File,
         span: Span,
@@ -251,7 +263,7 @@ impl GuestMemory {
     }
 }
 
-fn failed(what: &'static str, address: u64) -> impl Fn(io::Error) -> MemoryError {
+pub(super) fn failed(what: &'static str, address: u64) -> impl Fn(io::Error) -> MemoryError {
     move |source| MemoryError::Transfer {
         what,
         address,

@@ -66,6 +66,8 @@ pub(crate) struct Inner {
     pub(crate) vcpus: usize,
     /// Those of the vCPUs' threads that are stopped because of [`Request::Pause`].
     pub(crate) parked: usize,
+    /// How often a paused VM was resumed.
+    pub(crate) resumes: u64,
     /// Written when the VM ends.
     exit_events: Vec<OwnedFd>,
     /// For each vCPU, the commands to execute while it is parked.
@@ -95,6 +97,7 @@ impl Control {
                 threads: 0,
                 vcpus: 0,
                 parked: 0,
+                resumes: 0,
                 exit_events: Vec::new(),
                 commands: Vec::new(),
             }),

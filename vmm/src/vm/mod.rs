@@ -6,7 +6,7 @@
 //! * `builder` validates a configuration and creates everything ([`VmBuilder`]).
 //! * `owner` is what the owner of a VM does with it while it lives: its devices, its vCPUs, its
 //!   power button, its memory.
-//! * `lifecycle` is the handle itself: start, pause, end, snapshots, migration.
+//! * `lifecycle` is the handle itself: start, pause, end, snapshots, dumps, migration.
 //! * `vcpu`: one thread per vCPU runs guest code and handles its exits on the bus.
 //! * `devices` attaches devices to a transport, and has the owner's handles of them
 //!   ([`DeviceHandle`]).
@@ -49,7 +49,7 @@ pub use error::{BuildError, ConfigError, ConfigErrors};
 pub use exit::{Poison, PoisonCause, Registers, VmExit};
 pub use hardware::events::UnplugRequest;
 pub use hardware::io::DeviceFault;
-pub use lifecycle::{MigrateError, TakeSnapshotError, Vm, VmError};
+pub use lifecycle::{DumpError, DumpProgress, MigrateError, TakeSnapshotError, Vm, VmError};
 pub use owner::{AddVcpusError, DeviceCounters, PlugError, PluggedDevice, PowerButtonError};
 pub use seccomp::Seccomp;
 pub use state::{Action, State};

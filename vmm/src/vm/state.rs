@@ -30,6 +30,8 @@ pub enum Action {
     Resume,
     /// [`crate::vm::Vm::snapshot`] and [`crate::vm::Vm::snapshot_difference`].
     Snapshot,
+    /// [`crate::vm::Vm::dump_to`].
+    Dump,
     /// [`crate::vm::Vm::plug`].
     Plug,
     /// [`crate::vm::Vm::unplug`].
@@ -53,7 +55,7 @@ impl State {
             (S::Created, A::Start) => Some(S::Running),
             (S::Running, A::Pause) => Some(S::Paused),
             (S::Paused, A::Resume) => Some(S::Running),
-            (S::Paused, A::Snapshot | A::Insert) => Some(S::Paused),
+            (S::Paused, A::Snapshot | A::Dump | A::Insert) => Some(S::Paused),
             (S::Running, A::Plug | A::Unplug | A::Insert | A::AddVcpus | A::PressPowerButton) => {
                 Some(S::Running)
             }
@@ -89,6 +91,7 @@ impl fmt::Display for Action {
             Self::Pause => "pause",
             Self::Resume => "resume",
             Self::Snapshot => "take a snapshot of",
+            Self::Dump => "dump the memory of",
             Self::Plug => "plug a device into",
             Self::Unplug => "unplug a device from",
             Self::Insert => "insert a disk into",
@@ -114,6 +117,7 @@ mod tests {
             (S::Running, A::Stop, S::Stopped),
             (S::Paused, A::Resume, S::Running),
             (S::Paused, A::Snapshot, S::Paused),
+            (S::Paused, A::Dump, S::Paused),
             (S::Running, A::Plug, S::Running),
             (S::Running, A::Unplug, S::Running),
             (S::Running, A::Insert, S::Running),
@@ -130,6 +134,7 @@ mod tests {
                 A::Pause,
                 A::Resume,
                 A::Snapshot,
+                A::Dump,
                 A::Plug,
                 A::Unplug,
                 A::Insert,

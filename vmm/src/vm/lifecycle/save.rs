@@ -99,7 +99,7 @@ impl Vm {
     }
 
     /// Returns where plugged memory ends, within that which may be plugged in.
-    fn plugged_memory(&self) -> Result<u64, HandleError> {
+    pub(super) fn plugged_memory(&self) -> Result<u64, HandleError> {
         match self.context.machine.memory.shape().hotplug_region() {
             Some(_) => self.hotplug_memory()?.run(|device| device.plugged_end()),
             None => Ok(0),

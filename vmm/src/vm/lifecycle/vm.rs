@@ -180,6 +180,7 @@ impl Vm {
     pub(super) fn resume_in(&self, _transition: &MutexGuard<'_, ()>) -> Result<(), VmError> {
         let mut inner = self.control().lock();
         inner.state = self.legal(&inner, Action::Resume)?;
+        inner.resumes += 1;
         self.context.loops.resume();
         self.control().ask(&mut inner, Request::Run);
         // A pause that follows immediately must find every thread out of this one.

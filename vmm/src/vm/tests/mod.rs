@@ -9,6 +9,7 @@ mod blocked;
 mod boot;
 mod contradictions;
 mod devices;
+mod dumps;
 mod events;
 mod firmware;
 mod handles;
