@@ -22,6 +22,7 @@ pub mod driver;
 pub mod firmware;
 pub mod fs;
 pub mod guest_agent;
+pub mod guest_agent_requests;
 pub mod images_documents;
 pub mod images_layers;
 pub mod images_qcow2;
