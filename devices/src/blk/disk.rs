@@ -9,6 +9,14 @@ use vm_memory::VolatileSlice;
 
 use crate::GuestRam;
 
+/// Bytes per sector of the request header and of `capacity` (§5.2.4), whatever the block size.
+pub const SECTOR_SIZE: u64 = 512;
+
+/// The number of whole sectors of a disk.
+pub(super) fn sectors(disk: &dyn Disk) -> u64 {
+    disk.len().checked_div(SECTOR_SIZE).unwrap_or(0)
+}
+
 /// One request to a [`Disk`]. Offsets are in bytes, multiples of 512; the range from the offset,
 /// with the length of the slices, lies within the disk.
 #[derive(Debug)]
@@ -53,7 +61,7 @@ pub(super) struct EmptySlot;
 
 impl Disk for EmptySlot {
     fn len(&self) -> u64 {
-        super::SECTOR_SIZE
+        SECTOR_SIZE
     }
 
     fn try_clone(&self) -> io::Result<Option<Box<dyn Disk>>> {
@@ -64,7 +72,7 @@ impl Disk for EmptySlot {
         Submitted::Done(match operation {
             Operation::Read { slices, .. } => {
                 for slice in slices {
-                    slice.copy_from(&[0u8; super::SECTOR_SIZE as usize]);
+                    slice.copy_from(&[0u8; SECTOR_SIZE as usize]);
                 }
                 Ok(())
             }
@@ -108,7 +116,7 @@ impl Default for Topology {
     /// Sectors.
     fn default() -> Self {
         Self {
-            physical_block: super::SECTOR_SIZE as u32,
+            physical_block: SECTOR_SIZE as u32,
             optimal: 0,
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::counters::Counters;
-use super::disk::{Completion, Disk, EmptySlot, Operation, Submitted, Topology};
+use super::disk::{self, Completion, Disk, EmptySlot, Operation, Submitted, Topology};
 use super::flight::{CHUNK_SIZE, FLUSH_COST, Flight, InFlight, MAX_QUEUES};
 use super::request::{ID_LEN, Request, Status, WRITE_DATA};
 use super::throttle::Throttle;
@@ -60,7 +60,7 @@ pub(super) struct Engine {
 
 impl Engine {
     pub(super) fn new(disk: Box<dyn Disk>) -> Self {
-        let sectors = super::sectors(&*disk);
+        let sectors = disk::sectors(&*disk);
         Self {
             disk,
             sectors,
@@ -110,13 +110,13 @@ impl Engine {
     /// Reads the disk's size again.
     pub(super) fn refresh(&mut self) -> io::Result<()> {
         self.disk.refresh()?;
-        self.sectors = super::sectors(&*self.disk);
+        self.sectors = disk::sectors(&*self.disk);
         Ok(())
     }
 
     /// Replaces the disk, which has nothing in flight.
     pub(super) fn set_disk(&mut self, disk: Box<dyn Disk>) {
-        self.sectors = super::sectors(&*disk);
+        self.sectors = disk::sectors(&*disk);
         self.lost = false;
         let old = std::mem::replace(&mut self.disk, disk);
         if let Some(pace) = &self.pace {

@@ -36,7 +36,7 @@ mod uring;
 pub use changes::{ChangeLog, flush_disk, read_disk, write_disk, zero_disk};
 pub use clones::DiskClones;
 pub use device::BlockDevice;
-pub use disk::{Completion, Disk, Operation, Submitted, Topology};
+pub use disk::{Completion, Disk, Operation, SECTOR_SIZE, Submitted, Topology};
 pub use file::FileDisk;
 pub use open::{
     BlockDeviceError, IoEngine, lock_disk, open_disk, open_disk_for_writing, unlock_disk,
@@ -47,11 +47,3 @@ pub use overlay::{
 };
 pub use part::DiskPart;
 pub use uring::UringDisk;
-
-/// Bytes per sector of the request header and of `capacity` (§5.2.4), whatever the block size.
-pub const SECTOR_SIZE: u64 = 512;
-
-/// The number of whole sectors of a disk.
-fn sectors(disk: &dyn Disk) -> u64 {
-    disk.len().checked_div(SECTOR_SIZE).unwrap_or(0)
-}

@@ -6,11 +6,10 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::disk::Disk;
 use super::file::FileDisk;
-use super::uring::UringDisk;
+use super::uring;
 
 /// Who carries out a disk's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,28 +22,15 @@ pub enum IoEngine {
     Uring,
 }
 
-/// Set once a refused `io_uring` was logged.
-static REFUSED: AtomicBool = AtomicBool::new(false);
-
 /// Opens a file as a disk.
 ///
 /// # Errors
 /// If its length cannot be determined.
 pub fn open_disk(file: File, engine: IoEngine) -> io::Result<Box<dyn Disk>> {
-    if engine == IoEngine::Uring {
-        match UringDisk::new(file.try_clone()?) {
-            Ok(disk) => return Ok(Box::new(disk)),
-            Err(error) => {
-                if !REFUSED.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(
-                        %error,
-                        "the host does not permit io_uring: disks are read and written by threads"
-                    );
-                }
-            }
-        }
+    match engine {
+        IoEngine::Sync => Ok(Box::new(FileDisk::new(file)?)),
+        IoEngine::Uring => uring::open_if_permitted(file),
     }
-    Ok(Box::new(FileDisk::new(file)?))
 }
 
 /// Opens a file that is open for reading and writing as a disk that a guest may write to. It is

@@ -3,8 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use super::SECTOR_SIZE;
-use super::disk::{Completion, Disk, Operation, Submitted, Topology};
+use super::disk::{Completion, Disk, Operation, SECTOR_SIZE, Submitted, Topology};
 use crate::GuestRam;
 
 /// A disk without its first sectors, which the driver neither sees nor reaches: whoever owns the

@@ -1,6 +1,6 @@
 //! A block request: the chain's header, read once and checked (§5.2.6).
 
-use super::SECTOR_SIZE;
+use super::disk::SECTOR_SIZE;
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault};
 

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode, squeue, types};
@@ -32,6 +33,28 @@ const RETRIES: u32 = 100;
 
 /// The only registered file.
 const FILE: types::Fixed = types::Fixed(0);
+
+/// Set once a refused `io_uring` was logged.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// Opens a file as a disk with a ring of its own, or without one if the host does not permit it.
+///
+/// # Errors
+/// If its length cannot be determined.
+pub(super) fn open_if_permitted(file: File) -> io::Result<Box<dyn Disk>> {
+    match UringDisk::new(file.try_clone()?) {
+        Ok(disk) => Ok(Box::new(disk)),
+        Err(error) => {
+            if !REFUSED.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    %error,
+                    "the host does not permit io_uring: disks are read and written by threads"
+                );
+            }
+            Ok(Box::new(FileDisk::new(file)?))
+        }
+    }
+}
 
 /// As `struct iovec`, but `Send`, since it has no pointer.
 #[derive(Clone, Copy, Debug)]
@@ -354,7 +377,7 @@ impl Disk for UringDisk {
     /// Creates a disk with its own ring. If the host has no ring left, the device's thread does the
     /// work.
     fn try_clone(&self) -> io::Result<Option<Box<dyn Disk>>> {
-        super::open_disk(self.disk.file.try_clone()?, super::IoEngine::Uring).map(Some)
+        open_if_permitted(self.disk.file.try_clone()?).map(Some)
     }
 
     fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted {
