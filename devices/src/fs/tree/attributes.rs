@@ -6,8 +6,6 @@ use std::os::fd::AsFd;
 use fuse_backend_rs::abi::fuse_abi::Attr;
 use rustix::fs::{AtFlags, FileType, StatVfs, Statx, StatxAttributes, StatxFlags, fstatfs, statx};
 
-use super::table::Id;
-
 /// File systems of the kernel's own state, by their magic numbers in linux/magic.h.
 const GENERATED: [u32; 12] = [
     0x0000_9fa0, // proc
@@ -64,6 +62,24 @@ impl Contents {
             // Unknown ones, and those that `fstatfs` fails for.
             _ => Self::Remote,
         }
+    }
+}
+
+/// What tells objects of the host apart. A descriptor of each is held, so that neither of the
+/// three is given to another one meanwhile. A server of files may give the inode number of one
+/// that it removed to another file all the same: that one then has the id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Id {
+    pub(super) device: (u32, u32),
+    pub(super) inode: u64,
+    pub(super) mount: u64,
+}
+
+impl Id {
+    /// Whether a directory has to be a mount in the guest: inode numbers may be those of `parent`
+    /// again. Subvolumes of btrfs have device numbers of their own and no mount.
+    pub(super) fn is_in_other_fs_than(&self, parent: &Self) -> bool {
+        self.mount != parent.mount || self.device != parent.device
     }
 }
 
@@ -146,4 +162,31 @@ pub(super) fn statvfs(from: &StatVfs) -> libc::statvfs64 {
     to.f_favail = from.f_favail;
     to.f_namemax = from.f_namemax;
     to
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subvolume_is_a_file_system_of_its_own_in_the_mount_of_its_parent() {
+        // As btrfs has them: the top of each has the number 256.
+        let id = |inode| Id {
+            device: (0, 1),
+            inode,
+            mount: 1,
+        };
+        let parent = id(256);
+        assert!(!id(257).is_in_other_fs_than(&parent));
+        let subvolume = Id {
+            device: (0, 2),
+            ..parent
+        };
+        assert!(subvolume.is_in_other_fs_than(&parent));
+        let bind_mount = Id {
+            mount: 2,
+            ..id(257)
+        };
+        assert!(bind_mount.is_in_other_fs_than(&parent));
+    }
 }

@@ -1,17 +1,12 @@
 //! Reading directories.
 
-use std::collections::VecDeque;
-use std::ffi::{CStr, CString};
-use std::fs::File;
+use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::PoisonError;
 
 use fuse_backend_rs::api::filesystem::{Context, DirEntry, Entry};
-use rustix::fs::{RawDir, SeekFrom, seek};
-use rustix::io::Errno;
 
-use super::attributes::Contents;
 use super::{Tree, file};
 
 /// Bytes of entries taken from the kernel at once, at most.
@@ -29,81 +24,6 @@ pub(super) const MAX_REPLY: usize = 256 << 10;
 
 /// The receiver of entries; it returns the number of bytes that were used, or 0 if it is full.
 pub(super) type Add<'a> = dyn FnMut(DirEntry<'_>, Option<Entry>) -> io::Result<usize> + 'a;
-
-/// An entry that the kernel has returned.
-#[derive(Debug)]
-struct Listed {
-    ino: u64,
-    /// The place after it.
-    next: u64,
-    kind: u32,
-    name: CString,
-}
-
-/// What was read of an open directory and did not fit into the last reply. Reading goes on from
-/// there without a seek, if the client does: each seek makes btrfs list names again that were
-/// renamed since, so that who renames what he lists would never end.
-#[derive(Debug, Default)]
-pub(super) struct Listing {
-    /// The place of the first of `rest`; without one, where the kernel reads on.
-    place: u64,
-    rest: VecDeque<Listed>,
-}
-
-impl Listing {
-    /// Goes to a place that the client was told.
-    fn seek(
-        &mut self,
-        directory: &File,
-        contents: Contents,
-        place: u64,
-        buffer: &mut Buffer,
-    ) -> io::Result<()> {
-        if place == self.place {
-            return Ok(());
-        }
-        match seek(directory, SeekFrom::Start(place)) {
-            // Places of some file servers have 64 bits, and as a file's offset they are negative.
-            Err(Errno::INVAL) if contents == Contents::Remote && i64::try_from(place).is_err() => {
-                seek(directory, SeekFrom::Start(0))?;
-                self.rest.clear();
-                self.place = 0;
-                while self.place != place {
-                    if self.rest.is_empty() && !self.fill(directory, buffer)? {
-                        return Err(Errno::INVAL.into());
-                    }
-                    self.place = self.rest.pop_front().map_or(place, |listed| listed.next);
-                }
-            }
-            done => drop(done?),
-        }
-        // Kept if the seek failed: the kernel would not return them again.
-        self.rest.clear();
-        self.place = place;
-        Ok(())
-    }
-
-    /// Reads more entries; false if there are none.
-    fn fill(&mut self, directory: &File, buffer: &mut Buffer) -> io::Result<bool> {
-        let mut entries = RawDir::new(directory, buffer);
-        while let Some(entry) = entries.next() {
-            let entry = entry?;
-            self.rest.push_back(Listed {
-                ino: entry.ino(),
-                next: entry.next_entry_cookie(),
-                kind: kind(entry.file_type()),
-                name: entry.file_name().to_owned(),
-            });
-            if entries.is_buffer_empty() {
-                break;
-            }
-        }
-        Ok(!self.rest.is_empty())
-    }
-}
-
-/// Room for entries from the kernel.
-type Buffer = [MaybeUninit<u8>];
 
 impl Tree {
     /// Passes on entries from `offset` on, for which the client has `size` bytes. With `look_up` it
@@ -130,7 +50,7 @@ impl Tree {
         let room = (size as usize).min(MAX_REPLY);
         let enough = room.saturating_sub(room / 4);
         while used < MAX_REPLY {
-            if listing.rest.is_empty() {
+            if listing.first().is_none() {
                 // Most of the next ones would not fit.
                 if used > enough {
                     break;
@@ -143,7 +63,7 @@ impl Tree {
                     Err(error) => return Err(error),
                 }
             }
-            let Some(entry) = listing.rest.front() else {
+            let Some(entry) = listing.first() else {
                 break;
             };
             // With many objects, the client would immediately forget the looked up ones.
@@ -176,8 +96,7 @@ impl Tree {
                 Err(_) if used > 0 => break,
                 Err(error) => return Err(error),
             }
-            listing.place = entry.next;
-            listing.rest.pop_front();
+            listing.pass_first();
         }
         Ok(())
     }
@@ -199,20 +118,4 @@ fn piece(size: u32, look_up: bool) -> usize {
     let size = size as usize;
     let fitting = if look_up { size / ENTRY_PLUS } else { size };
     fitting.clamp(MIN_PIECE, MAX_PIECE)
-}
-
-/// As in `struct dirent` (`DT_*`).
-fn kind(kind: rustix::fs::FileType) -> u32 {
-    use rustix::fs::FileType as T;
-    let kind = match kind {
-        T::RegularFile => libc::DT_REG,
-        T::Directory => libc::DT_DIR,
-        T::Symlink => libc::DT_LNK,
-        T::Fifo => libc::DT_FIFO,
-        T::Socket => libc::DT_SOCK,
-        T::CharacterDevice => libc::DT_CHR,
-        T::BlockDevice => libc::DT_BLK,
-        T::Unknown => libc::DT_UNKNOWN,
-    };
-    kind.into()
 }

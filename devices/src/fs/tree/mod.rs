@@ -10,6 +10,7 @@ mod attributes;
 mod credentials;
 mod directory;
 mod ids;
+mod listing;
 mod open;
 mod operations;
 mod table;

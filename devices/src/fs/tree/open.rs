@@ -63,7 +63,7 @@ mod tests {
         let (pipe, _) = io::pipe().unwrap();
         assert_eq!(Contents::of(&pipe), Contents::Remote);
         let object = |contents| Object {
-            id: super::super::table::Id {
+            id: super::super::attributes::Id {
                 device: (0, 0),
                 inode: 1,
                 mount: 1,

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use super::attributes::Contents;
-use super::directory::Listing;
+use super::attributes::{Contents, Id};
+use super::listing::Listing;
 use crate::descriptors::{Permit, Quota};
 
 /// The root's number (`FUSE_ROOT_ID`).
@@ -22,24 +22,6 @@ pub(super) const ROOT: u64 = 1;
 /// cache more names. For each, the host's kernel keeps a file, a name and an inode, nearly 2 KiB in
 /// all, which it cannot reclaim and which count as memory of this process.
 const MAX_CACHED_OBJECTS: usize = 16_384;
-
-/// What tells objects of the host apart. A descriptor of each is held, so that neither of the
-/// three is given to another one meanwhile. A server of files may give the inode number of one
-/// that it removed to another file all the same: that one then has the id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Id {
-    pub(super) device: (u32, u32),
-    pub(super) inode: u64,
-    pub(super) mount: u64,
-}
-
-impl Id {
-    /// Whether a directory has to be a mount in the guest: inode numbers may be those of `parent`
-    /// again. Subvolumes of btrfs have device numbers of their own and no mount.
-    pub(super) fn is_in_other_fs_than(&self, parent: &Self) -> bool {
-        self.mount != parent.mount || self.device != parent.device
-    }
-}
 
 /// An object of the host: a file, a directory, a link or something else that is never opened.
 #[derive(Debug)]
@@ -309,23 +291,6 @@ mod tests {
 
     fn add(table: &mut Table, inode: u64) -> io::Result<u64> {
         table.look_up(object(inode))
-    }
-
-    #[test]
-    fn a_subvolume_is_a_file_system_of_its_own_in_the_mount_of_its_parent() {
-        // As btrfs has them: the top of each has the number 256.
-        let parent = id(256);
-        assert!(!id(257).is_in_other_fs_than(&parent));
-        let subvolume = Id {
-            device: (0, 2),
-            ..parent
-        };
-        assert!(subvolume.is_in_other_fs_than(&parent));
-        let bind_mount = Id {
-            mount: 2,
-            ..id(257)
-        };
-        assert!(bind_mount.is_in_other_fs_than(&parent));
     }
 
     #[test]
