@@ -12,9 +12,6 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::container::cgroup::devices::Instruction;
-use crate::seccomp;
-
 /// Sends `signal` (1 to 64, so real-time signals too) to the process of `pidfd`.
 ///
 /// # Errors
@@ -50,11 +47,21 @@ pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Owned
     watched.map_err(Into::into)
 }
 
+/// `struct sock_filter`: an instruction of a filter of system calls.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FilterInstruction {
+    pub(crate) code: u16,
+    pub(crate) jt: u8,
+    pub(crate) jf: u8,
+    pub(crate) k: u32,
+}
+
 /// `struct sock_fprog`.
 #[repr(C)]
 struct SeccompProgram {
     len: libc::c_ushort,
-    filter: *const seccomp::Instruction,
+    filter: *const FilterInstruction,
 }
 
 /// Installs a filter of system calls for the calling thread; the kernel checks the filter first.
@@ -63,16 +70,13 @@ struct SeccompProgram {
 ///
 /// `EINVAL` for a filter that the kernel does not accept, `EACCES` without `CAP_SYS_ADMIN` and
 /// `no_new_privs`.
-pub(crate) fn install_seccomp_filter(
-    flags: u32,
-    filter: &[seccomp::Instruction],
-) -> io::Result<()> {
+pub(crate) fn install_seccomp_filter(flags: u32, filter: &[FilterInstruction]) -> io::Result<()> {
     let program = SeccompProgram {
         len: libc::c_ushort::try_from(filter.len()).unwrap_or(libc::c_ushort::MAX),
         filter: filter.as_ptr(),
     };
     // SAFETY: `program` and the `len` instructions that it points to live until the call returns,
-    // which copies them; `seccomp::Instruction` has the layout of `struct sock_filter`.
+    // which copies them; `FilterInstruction` has the layout of `struct sock_filter`.
     let result = unsafe {
         libc::syscall(
             libc::SYS_seccomp,
@@ -88,12 +92,13 @@ pub(crate) fn install_seccomp_filter(
     }
 }
 
-/// Executes another program, under `filter`; returns only with an error.
+/// Executes another program directly after `confine`, the last restriction of this process; returns
+/// only with an error.
 pub(crate) fn execve(
     path: &CString,
     args: &[CString],
     env: &[CString],
-    filter: Option<&seccomp::Filter>,
+    confine: impl FnOnce() -> io::Result<()>,
 ) -> io::Error {
     let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
         list.iter()
@@ -105,10 +110,8 @@ pub(crate) fn execve(
     // Rust's runtime ignores it, and other programs would inherit that. SAFETY: no handler is
     // installed that could run at a bad moment.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-    // Nothing runs in between: the filter may allow execve(2) and little else.
-    if let Some(filter) = filter
-        && let Err(error) = filter.install()
-    {
+    // Nothing runs in between: a filter may allow execve(2) and little else.
+    if let Err(error) = confine() {
         return error;
     }
     // SAFETY: `path` and the strings of both arrays live until the call returns, and each array
@@ -169,13 +172,24 @@ const BPF_PROG_ATTACH: libc::c_int = 8;
 const BPF_PROG_TYPE_CGROUP_DEVICE: u32 = 15;
 const BPF_CGROUP_DEVICE: u32 = 6;
 
+/// `struct bpf_insn` of `<linux/bpf.h>`: an instruction of a program for accesses to devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct DeviceInstruction {
+    pub(crate) code: u8,
+    /// Destination in the low four bits, source in the high.
+    pub(crate) registers: u8,
+    pub(crate) offset: i16,
+    pub(crate) immediate: i32,
+}
+
 /// Loads a program that the kernel runs for accesses to devices; it verifies the program first.
 ///
 /// # Errors
 ///
 /// `EINVAL` and `EACCES` for a program that the kernel does not accept; `EAGAIN` if a signal
 /// arrived during verification.
-pub(crate) fn load_device_program(program: &[Instruction]) -> io::Result<OwnedFd> {
+pub(crate) fn load_device_program(program: &[DeviceInstruction]) -> io::Result<OwnedFd> {
     let attr = BpfProgLoad {
         prog_type: BPF_PROG_TYPE_CGROUP_DEVICE,
         insn_cnt: u32::try_from(program.len()).unwrap_or(u32::MAX),
@@ -484,7 +498,7 @@ mod tests {
         let output = output_of(move || {
             // SAFETY: no handler is installed.
             unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-            Err(execve(&path, &args, &[], None))
+            Err(execve(&path, &args, &[], || Ok(())))
         });
         let status = String::from_utf8(output.stdout).unwrap();
         let mask = status

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 
 use super::confinement::LoadedConfinement;
 use super::{Failure, LaunchReport};
+use crate::seccomp::Filter;
 
 /// Where commands are looked up if the process has no PATH; the directories that execvp(3) would
 /// use.
@@ -114,7 +115,8 @@ impl Executor for Command {
         let path = self.path.get().ok_or(ExecutorError::InvalidArg)?;
         let confinement = self.confinement.as_ref();
         let filter = confinement.and_then(LoadedConfinement::late_filter);
-        let error = crate::sys::execve(path, &args, &env, filter);
+        let confine = || filter.map_or(Ok(()), Filter::install);
+        let error = crate::sys::execve(path, &args, &env, confine);
         // The same codes as in a shell.
         eprintln!("podvisor: cannot execute {name}: {}", explain(&error));
         std::process::exit(if error.raw_os_error() == Some(libc::ENOENT) {

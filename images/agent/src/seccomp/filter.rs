@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use super::program::Instruction;
+use crate::sys::{self, FilterInstruction as Instruction};
 
 /// A filter and the flags that it is installed with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Filter {
     ///
     /// `EACCES` for a thread that has neither `CAP_SYS_ADMIN` nor `no_new_privs`.
     pub fn install(&self) -> io::Result<()> {
-        crate::sys::install_seccomp_filter(self.flags(), &self.instructions)
+        sys::install_seccomp_filter(self.flags(), &self.instructions)
     }
 
     fn flags(&self) -> u32 {

@@ -36,7 +36,6 @@ use oci_spec::runtime::{
 use calls::{Architecture, Multiplexed};
 use condition::Condition;
 pub use filter::Filter;
-pub(crate) use program::Instruction;
 use program::{ENOSYS, Leaf, Rule, Table};
 
 /// A profile that cannot be compiled to a filter.

@@ -9,16 +9,7 @@ use oci_spec::runtime::LinuxSeccompOperator as Operator;
 
 use super::calls::Architecture;
 use super::condition::Condition;
-
-/// `struct sock_filter`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Instruction {
-    pub(super) code: u16,
-    pub(super) jt: u8,
-    pub(super) jf: u8,
-    pub(super) k: u32,
-}
+use crate::sys::FilterInstruction as Instruction;
 
 // linux/bpf_common.h, linux/filter.h
 pub(super) const LD_W_ABS: u16 = 0x20;

@@ -14,6 +14,7 @@ use super::program::{
     ALU_AND_K, JMP_JA, JMP_JEQ_K, JMP_JGE_K, JMP_JGT_K, KILL_THREAD, LD_W_ABS, RET_K,
 };
 use super::*;
+use crate::sys::FilterInstruction as Instruction;
 
 const X86_64: u32 = 0xc000_003e;
 const X86: u32 = 0x4000_0003;

@@ -14,6 +14,8 @@ use std::sync::OnceLock;
 use oci_spec::runtime::{Linux, LinuxDeviceCgroup, LinuxDeviceType};
 use rustix::fs::{Mode, OFlags, open};
 
+use crate::sys::DeviceInstruction as Instruction;
+
 /// A group without processes, next to those of containers: no program above them applies to them.
 const NOBODYS: &str = "/sys/fs/cgroup/podvisor-devices";
 
@@ -293,17 +295,6 @@ const PENDING: u8 = 3;
 const MAJOR: u8 = 4;
 const MINOR: u8 = 5;
 const SCRATCH: u8 = 6;
-
-/// `struct bpf_insn` of `<linux/bpf.h>`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct Instruction {
-    code: u8,
-    /// Destination in the low four bits, source in the high.
-    registers: u8,
-    offset: i16,
-    immediate: i32,
-}
 
 impl Instruction {
     const LOAD_WORD: u8 = 0x61;
