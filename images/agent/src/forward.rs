@@ -10,7 +10,7 @@ use tokio::io::copy_bidirectional_with_sizes;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::guest::with_causes;
+use crate::causes::with_causes;
 use crate::stdio::{StreamClaim, StreamInUse, StreamRegistry};
 
 /// On the loopback, only a listener whose queue is full takes time.

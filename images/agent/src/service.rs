@@ -12,8 +12,8 @@ use crate::container::Containers;
 use crate::container::process::launch::terminal_size;
 use crate::forward::Forwarder;
 use crate::guest::{Guest, GuestError, clock, cpu, memory, pci};
-use crate::init::power;
-use crate::init::reaper::Reaper;
+use crate::power;
+use crate::reaper::Reaper;
 use crate::stdio::StreamRegistry;
 
 /// Answers the host's requests.

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use podvisor_agent::init::reaper::{self, ended};
+use podvisor_agent::reaper::{self, ended};
 use podvisor_agent_protocol::ExitStatus;
 use rustix::process::Pid;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use podvisor_agent::init::reaper;
+use podvisor_agent::reaper;
 use podvisor_agent::server::{self, Listeners};
 use podvisor_agent::service::Service;
 use podvisor_agent::stdio::StreamRegistry;

@@ -11,8 +11,10 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use podvisor_agent::container::process::pidns;
-use podvisor_agent::init::{mounts, power, reaper};
+use podvisor_agent::init::mounts;
 use podvisor_agent::network;
+use podvisor_agent::power;
+use podvisor_agent::reaper;
 use podvisor_agent::server::{self, Listeners};
 use podvisor_agent::service::Service;
 use podvisor_agent::stdio::StreamRegistry;

@@ -15,7 +15,7 @@ use super::process::launch::LaunchError;
 use super::spec::SpecError;
 use super::users::namespace::IdKind;
 use super::users::user::UserError;
-use crate::guest::with_causes;
+use crate::causes::with_causes;
 use crate::launcher::Failure;
 
 /// Result of an operation on containers.

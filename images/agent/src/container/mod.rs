@@ -28,8 +28,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use podvisor_agent_protocol::{api, limits};
 use tokio::task::JoinHandle;
 
-use crate::init::reaper::{Reaper, ended, now_ns};
+use crate::guest::shares::BASE;
 use crate::launcher::Confinement;
+use crate::reaper::{Reaper, ended, now_ns};
 use crate::stdio::StreamRegistry;
 use cgroup::Cgroup;
 use cgroup::devices::DeviceFilter;
@@ -48,9 +49,6 @@ use process::turns::{ContainerTurns, LaunchLimits};
 pub use status::{ContainerExit, Created, Started};
 use users::namespace::{UserNamespace, UserNamespaces};
 use users::own::OwnUser;
-
-/// Where the agent stores what containers need.
-pub const BASE: &str = "/run/podvisor";
 
 /// All containers of the guest. Clones share one table.
 #[derive(Debug, Clone)]

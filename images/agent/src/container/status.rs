@@ -6,7 +6,7 @@ use oci_spec::runtime::User;
 use podvisor_agent_protocol::api;
 
 use super::{Container, Containers, Slot, lock};
-use crate::init::reaper::ProcessExit;
+use crate::reaper::ProcessExit;
 
 /// A created container.
 #[derive(Debug, Clone)]

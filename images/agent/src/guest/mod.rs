@@ -11,11 +11,11 @@ pub mod pci;
 pub mod shares;
 pub mod sysctl;
 
-use std::error::Error;
 use std::io;
 
 use podvisor_agent_protocol::{AgentError, ErrorKind, api, limits};
 
+use crate::causes::with_causes;
 use crate::network::plan::{Plan, PlanError};
 use crate::network::{self, NetworkError};
 use clock::ClockError;
@@ -95,18 +95,6 @@ impl From<GuestError> for AgentError {
     fn from(error: GuestError) -> Self {
         Self::new(error.kind(), with_causes(&error))
     }
-}
-
-/// Formats an error with its causes, in one line.
-pub(crate) fn with_causes(error: &dyn Error) -> String {
-    let mut message = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        message.push_str(": ");
-        message.push_str(&source.to_string());
-        cause = source.source();
-    }
-    message
 }
 
 /// The state of the configuration.

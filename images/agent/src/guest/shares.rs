@@ -9,7 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use podvisor_agent_protocol::{api, limits};
 use rustix::mount::{MountFlags, mount};
 
-use crate::container::BASE;
+/// Where the agent stores what containers need; shares are below it.
+pub const BASE: &str = "/run/podvisor";
 
 /// A share that cannot be mounted.
 #[derive(Debug, thiserror::Error)]

@@ -5,8 +5,6 @@
 //! not know about containers.
 
 pub mod mounts;
-pub mod power;
-pub mod reaper;
 
 use std::convert::Infallible;
 use std::process::ExitCode;
@@ -17,6 +15,8 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::guest::{clock, sysctl};
 use crate::network;
+use crate::power;
+use crate::reaper;
 use crate::server::{self, Listeners};
 use crate::service::Service;
 use crate::stdio::StreamRegistry;

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use super::fd::Endpoint;
 use super::{Connection, StreamClaim};
-use crate::init::reaper::{ExitWatch, ended};
+use crate::reaper::{ExitWatch, ended};
 
 /// A pipe holds 64 KiB by default: one read empties it.
 const BUFFER: usize = 64 << 10;
@@ -209,7 +209,7 @@ async fn type_in<R: AsyncRead + Unpin>(master: &Endpoint, mut host: R) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::init::reaper::ProcessExit;
+    use crate::reaper::ProcessExit;
     use crate::stdio::StreamRegistry;
     use podvisor_agent_protocol::{ExitStatus, StreamId};
     use rustix::fs::{Mode, OFlags};

@@ -23,7 +23,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 
 use crate::init::mounts::{CGROUP_ROOT, enable_controllers};
-use crate::init::reaper::now_ns;
+use crate::reaper::now_ns;
 
 /// Parent of all containers' groups, in the form of `linux.cgroupsPath`.
 const PARENT: &str = "/podvisor";

@@ -141,7 +141,7 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::*;
-    use crate::init::reaper::{Child, ProcessExit};
+    use crate::reaper::{Child, ProcessExit};
 
     fn process(relays: JoinSet<()>) -> Process {
         let exit = ProcessExit {

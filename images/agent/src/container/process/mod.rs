@@ -18,7 +18,7 @@ use rustix::process::Pid;
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::task::JoinSet;
 
-use crate::init::reaper::{Child, ExitWatch};
+use crate::reaper::{Child, ExitWatch};
 use crate::stdio::fd::Endpoint;
 
 /// A process of a container. Dropping it closes its streams.

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::process::{DumpableBehavior, Pid, set_dumpable_behavior};
 
-use crate::init::reaper::{Child, Reaper};
+use crate::reaper::{Child, Reaper};
 
 /// First argument of the command line of the namespace's first process.
 pub const SUBCOMMAND: &str = "reap";

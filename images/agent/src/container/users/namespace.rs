@@ -24,7 +24,7 @@ use tokio::sync::Mutex;
 
 use crate::container::spec::SpecError;
 use crate::container::{ContainerError, Result};
-use crate::init::reaper::Reaper;
+use crate::reaper::Reaper;
 use crate::stdio::fd::Endpoint;
 
 /// First argument of the command line of the process that creates a namespace.
