@@ -13,6 +13,7 @@
 //! The agent knows nothing about pods, images' manifests or networks beyond the guest.
 
 mod causes;
+pub mod cgroup;
 pub mod container;
 pub mod forward;
 pub mod guest;
@@ -20,6 +21,7 @@ pub mod init;
 pub mod launcher;
 mod log;
 pub mod network;
+pub mod owner;
 pub mod power;
 pub mod reaper;
 pub mod seccomp;

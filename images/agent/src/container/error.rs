@@ -6,7 +6,6 @@ use libcgroups::v2::manager::V2ManagerError;
 use libcontainer::error::LibcontainerError;
 use podvisor_agent_protocol::{AgentError, ErrorKind, InvalidId};
 
-use super::cgroup::devices::DeviceError;
 use super::files::disk::DiskError;
 use super::files::fill::FillError;
 use super::files::nodes::NodeError;
@@ -16,6 +15,7 @@ use super::spec::SpecError;
 use super::users::namespace::IdKind;
 use super::users::user::UserError;
 use crate::causes::with_causes;
+use crate::cgroup::devices::DeviceError;
 use crate::launcher::Failure;
 
 /// Result of an operation on containers.

@@ -10,9 +10,6 @@ use libcontainer::container::State;
 use oci_spec::runtime::{Process as SpecProcess, Spec, User as SpecUser};
 use podvisor_agent_protocol::api;
 
-use super::cgroup::Cgroup;
-use super::cgroup::devices::DeviceFilter;
-use super::cgroup::resources;
 use super::files::directory::{Directory, remove_directory};
 use super::files::fill::fill;
 use super::files::nodes::Nodes;
@@ -23,12 +20,16 @@ use super::process::Process;
 use super::process::execs::Execs;
 use super::process::launch::{Launcher, Streams};
 use super::process::turns::ContainerTurns;
+use super::resources;
 use super::spec::{self, EtcFile, VolumeOfImage};
-use super::users::namespace::{IdKind, IdMaps, Owner, UserNamespace};
+use super::users::namespace::{IdKind, IdMaps, UserNamespace};
 use super::users::own::{ExecUser, OwnUser};
 use super::users::user::Databases;
 use super::{Container, ContainerError, Containers, Result, Shared, lock};
+use crate::cgroup::Cgroup;
+use crate::cgroup::devices::DeviceFilter;
 use crate::launcher::{Confinement, NewProcess, UserEntry};
+use crate::owner::Owner;
 
 /// The plan of a container, before anything of it exists.
 struct Plan {

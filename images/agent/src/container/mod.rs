@@ -3,13 +3,12 @@
 //! A request enters through [`Containers`]. A container is created in this order, and removed in
 //! the opposite one, all in `make`: user namespace and user ([`users`]), image, overlay and volumes
 //! ([`files`]), specification ([`spec`]), process with its streams ([`process`]). Its processes are
-//! in one control group ([`cgroup`]).
+//! in one control group ([`crate::cgroup`]).
 //!
 //! Within the guest a container has a short name chosen by the agent (`c1`), so that paths stay
 //! short whatever name the host uses. Files are below [`BASE`]; none of them is visible in a
 //! container, whose mount namespace has another root.
 
-pub mod cgroup;
 pub mod files;
 pub mod process;
 pub mod spec;
@@ -18,6 +17,8 @@ pub mod users;
 mod error;
 mod make;
 mod remove;
+mod resources;
+mod stats;
 mod status;
 
 use std::collections::HashMap;
@@ -28,14 +29,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use podvisor_agent_protocol::{api, limits};
 use tokio::task::JoinHandle;
 
+use crate::cgroup::Cgroup;
+use crate::cgroup::devices::DeviceFilter;
+use crate::cgroup::pressure::Pressure;
 use crate::guest::shares::BASE;
 use crate::launcher::Confinement;
 use crate::reaper::{Reaper, ended, now_ns};
 use crate::stdio::StreamRegistry;
-use cgroup::Cgroup;
-use cgroup::devices::DeviceFilter;
-use cgroup::pressure::Pressure;
-use cgroup::resources;
 pub use error::{ContainerError, Result};
 use files::directory::{Directory, remove_directory};
 use files::memory::Memory;

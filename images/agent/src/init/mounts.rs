@@ -1,7 +1,6 @@
 //! The guest's own filesystems, and a root that is read-only and can be left with pivot_root(2).
 
 use std::ffi::CStr;
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -10,8 +9,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount, mount_bind, mount_move, mount_remount};
 use rustix::process::{chdir, chroot};
 
-/// Where cgroup v2 is mounted.
-pub const CGROUP_ROOT: &str = "/sys/fs/cgroup";
+use crate::cgroup::{CGROUP_ROOT, enable_controllers};
 
 /// A step of the set-up failed.
 #[derive(Debug, thiserror::Error)]
@@ -139,19 +137,6 @@ fn make_dir(path: &'static str) -> Result<(), MountError> {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(failed("create", path, error.into())),
     }
-}
-
-/// Enables every controller of `group` for its children.
-pub(crate) fn enable_controllers(group: &Path) -> io::Result<()> {
-    let available = fs::read_to_string(group.join("cgroup.controllers"))?;
-    let wanted: Vec<String> = available
-        .split_ascii_whitespace()
-        .map(|c| format!("+{c}"))
-        .collect();
-    if wanted.is_empty() {
-        return Ok(());
-    }
-    fs::write(group.join("cgroup.subtree_control"), wanted.join(" "))
 }
 
 fn failed(action: &'static str, path: &'static str, source: io::Error) -> MountError {

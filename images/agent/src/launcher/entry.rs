@@ -22,7 +22,7 @@ use rustix::thread::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::container::users::namespace::Owner;
+use crate::owner::Owner;
 
 /// Where the container has its devices.
 const DEV: &str = "/dev";

@@ -27,7 +27,7 @@ use podvisor_agent_protocol::limits;
 use rustix::process::{Pid, Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
-use crate::container::cgroup::Cgroup;
+use crate::cgroup::Cgroup;
 pub use confinement::Confinement;
 pub use entry::UserEntry;
 use executor::Command;

@@ -17,7 +17,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::container::users::namespace::Owner;
+use crate::owner::Owner;
 
 /// Maximum depth of directories; each level takes three descriptors while its content is copied.
 const MAX_DEPTH: usize = 200;

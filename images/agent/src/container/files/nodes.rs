@@ -3,7 +3,7 @@
 //! everything, all of the guest's.
 //!
 //! Device numbers are the guest's own. What the container may do with a device is added to the
-//! rules of its specification, from which [`crate::container::cgroup::devices`] builds the program
+//! rules of its specification, from which [`crate::cgroup::devices`] builds the program
 //! that the kernel runs.
 
 use std::fs;

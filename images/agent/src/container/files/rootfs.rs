@@ -20,8 +20,9 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags, mount, move_mount, unmount};
 
 use crate::container::files::disk::{self, DiskError};
-use crate::container::users::namespace::{Owner, UserNamespace};
+use crate::container::users::namespace::UserNamespace;
 use crate::guest;
+use crate::owner::Owner;
 
 /// A filesystem ends immediately after its last mount, or when nothing uses it any more.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);

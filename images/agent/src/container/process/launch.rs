@@ -17,7 +17,7 @@ use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer};
 use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 
-use crate::container::cgroup::Cgroup;
+use crate::cgroup::Cgroup;
 use crate::container::process::turns::{ContainerTurns, LaunchLimits};
 use crate::container::process::{Process, resize};
 use crate::launcher::{self, Confinement, Failure, LaunchReport, LaunchRequest, NewProcess};

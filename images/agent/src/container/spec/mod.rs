@@ -13,12 +13,12 @@ use podvisor_agent_protocol::{
     FILL, GUEST_DEVICES, MountSource, PidNamespace, SHARED_MEMORY, is_containers_own, limits,
 };
 
-use super::cgroup::Cgroup;
 use super::files::disk;
 use super::files::memory::MemoryVolumeMount;
-use super::users::namespace::{self, Owner};
 use super::users::user::User;
+use crate::cgroup::Cgroup;
 use crate::guest::shares::is_below_share;
+use crate::owner::Owner;
 use crate::seccomp::{self, Filter, ProfileError};
 pub use destinations::resolve_destinations;
 
@@ -525,7 +525,7 @@ pub fn show_files(
         }
         let path = directory.join(destination.file_name().unwrap_or_default());
         let written = std::fs::write(&path, file.contents)
-            .and_then(|()| owner.map_or(Ok(()), |owner| namespace::give(&path, owner)));
+            .and_then(|()| owner.map_or(Ok(()), |owner| owner.take(&path)));
         written.map_err(|source| SpecError::Write {
             path: path.clone(),
             source,

@@ -19,11 +19,11 @@ use oci_spec::runtime::{Linux, LinuxIdMapping, LinuxNamespaceType, Mount, Spec};
 use podvisor_agent_protocol::limits;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
-use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
 use crate::container::spec::SpecError;
 use crate::container::{ContainerError, Result};
+use crate::owner::Owner;
 use crate::reaper::Reaper;
 use crate::stdio::fd::Endpoint;
 
@@ -44,15 +44,6 @@ const GROUP: &str = "gid=";
 pub struct IdMaps {
     uids: Vec<LinuxIdMapping>,
     gids: Vec<LinuxIdMapping>,
-}
-
-/// The guest's ids of a container's root.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Owner {
-    /// The user.
-    pub uid: u32,
-    /// The group.
-    pub gid: u32,
 }
 
 /// Whether an id is a user's or a group's.
@@ -271,7 +262,7 @@ impl UserNamespaces {
         }
         let namespace = make(&maps, reaper).await.and_then(|fd| {
             for path in SHARED {
-                give(Path::new(path), maps.root())?;
+                maps.root().take(Path::new(path))?;
             }
             Ok(Arc::new(UserNamespace { maps, fd }))
         });
@@ -282,11 +273,6 @@ impl UserNamespaces {
         made.push(Arc::clone(&namespace));
         Ok(namespace)
     }
-}
-
-/// Makes a container's root the owner of the file at `path`, which is not a link.
-pub(in crate::container) fn give(path: &Path, owner: Owner) -> io::Result<()> {
-    std::os::unix::fs::lchown(path, Some(owner.uid), Some(owner.gid))
 }
 
 async fn make(maps: &IdMaps, reaper: &Reaper) -> io::Result<OwnedFd> {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::sync::watch;
 
-use crate::container::cgroup;
+use crate::cgroup;
 
 /// Memory that must be left when the host is notified: an eighth, within bounds.
 const MIN_RESERVE: u64 = 32 << 20;

@@ -7,9 +7,8 @@ use libcgroups::v2::manager::{Manager, V2ManagerError};
 use oci_spec::runtime::LinuxResources;
 use podvisor_agent_protocol::limits::SPEC_BYTES;
 
-use crate::container::cgroup::Cgroup;
+use crate::cgroup::{CGROUP_ROOT, Cgroup};
 use crate::container::spec::SpecError;
-use crate::init::mounts::CGROUP_ROOT;
 
 /// Leaves out limits of what this guest does not have: whatever they are, they hold. Memory that is
 /// kept for a container is so only as long as there is other memory to take back.

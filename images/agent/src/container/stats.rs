@@ -13,7 +13,7 @@ use podvisor_agent_protocol::api;
 use protobuf::MessageField;
 use rustix::process::Pid;
 
-use crate::container::cgroup::Cgroup;
+use crate::cgroup::Cgroup;
 use crate::container::{ContainerError, Containers, Result, lock};
 
 /// Maximum number of processes that are examined; the others only count as processes.

@@ -5,9 +5,6 @@
 pub mod devices;
 pub mod pressure;
 pub mod psi;
-pub mod resources;
-
-mod stats;
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -22,8 +19,10 @@ use protobuf::MessageField;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 
-use crate::init::mounts::{CGROUP_ROOT, enable_controllers};
 use crate::reaper::now_ns;
+
+/// Where cgroup v2 is mounted.
+pub const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
 /// Parent of all containers' groups, in the form of `linux.cgroupsPath`.
 const PARENT: &str = "/podvisor";
@@ -418,6 +417,19 @@ fn remove_subgroups(group: &Path, depth: usize) -> io::Result<()> {
         remove(&subgroup, depth + 1)?;
     }
     Ok(())
+}
+
+/// Enables every controller of `group` for its children.
+pub(crate) fn enable_controllers(group: &Path) -> io::Result<()> {
+    let available = fs::read_to_string(group.join("cgroup.controllers"))?;
+    let wanted: Vec<String> = available
+        .split_ascii_whitespace()
+        .map(|c| format!("+{c}"))
+        .collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    fs::write(group.join("cgroup.subtree_control"), wanted.join(" "))
 }
 
 /// Disables every controller for the groups below this one, of which there are none any more.
