@@ -8,11 +8,13 @@ use podvisor_agent_protocol::{AgentError, ErrorKind, InvalidId};
 
 use super::files::disk::DiskError;
 use super::files::fill::FillError;
+use super::files::memory::MemoryError;
 use super::files::nodes::NodeError;
 use super::files::rootfs::RootfsError;
+use super::limit::TooMany;
 use super::process::launch::LaunchError;
-use super::spec::SpecError;
-use super::users::namespace::IdKind;
+use super::spec_error::SpecError;
+use super::users::namespace::NamespaceError;
 use super::users::user::UserError;
 use crate::causes::with_causes;
 use crate::cgroup::devices::DeviceError;
@@ -43,13 +45,8 @@ pub enum ContainerError {
         state: &'static str,
     },
     /// A limit is reached.
-    #[error("the guest has {limit} {what}, its limit: delete some")]
-    TooMany {
-        /// The objects.
-        what: &'static str,
-        /// The limit.
-        limit: usize,
-    },
+    #[error(transparent)]
+    TooMany(#[from] TooMany),
     /// The image or its overlay cannot be mounted.
     #[error(transparent)]
     Rootfs(#[from] RootfsError),
@@ -59,14 +56,9 @@ pub enum ContainerError {
     /// The user cannot be resolved.
     #[error(transparent)]
     User(#[from] UserError),
-    /// An id of the container has no id in the guest.
-    #[error("{kind} {id} is not mapped in the container's user namespace: choose one that is")]
-    NotMapped {
-        /// Whether it is a user's or a group's.
-        kind: IdKind,
-        /// The id in the container.
-        id: u32,
-    },
+    /// Its user namespace does not have an id, or cannot be created.
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
     /// The specification is invalid or refused.
     #[error(transparent)]
     Spec(#[from] SpecError),
@@ -133,7 +125,7 @@ impl ContainerError {
                 | SpecError::Seccomp(_),
             )
             | Self::User(UserError::Malformed(_))
-            | Self::NotMapped { .. }
+            | Self::Namespace(NamespaceError::NotMapped { .. })
             | Self::Rootfs(RootfsError::Disk(DiskError::InvalidSerial(_)))
             | Self::Devices(DeviceError::Rule { .. } | DeviceError::TooMany)
             | Self::Nodes(
@@ -145,7 +137,9 @@ impl ContainerError {
             Self::NotFound(_) => ErrorKind::NotFound,
             Self::Exists(_) | Self::Launch(LaunchError::StreamInUse(_)) => ErrorKind::AlreadyExists,
             Self::WrongState { .. } | Self::MemoryInUse { .. } => ErrorKind::WrongState,
-            Self::TooMany { .. } => ErrorKind::ResourceExhausted,
+            Self::TooMany(_) | Self::Namespace(NamespaceError::TooMany(_)) => {
+                ErrorKind::ResourceExhausted
+            }
             Self::Rootfs(RootfsError::Disk(_) | RootfsError::Image { .. })
             | Self::User(UserError::Database { .. }) => ErrorKind::Image,
             Self::User(UserError::UnknownUser(_) | UserError::UnknownGroup(_)) => {
@@ -160,6 +154,7 @@ impl ContainerError {
             Self::Launch(LaunchError::Silent) => ErrorKind::LaunchFailed,
             Self::Rootfs(RootfsError::Mount { .. })
             | Self::Fill(_)
+            | Self::Namespace(NamespaceError::Make(_))
             | Self::Nodes(_)
             | Self::Spec(SpecError::Write { .. } | SpecError::Read { .. })
             | Self::Devices(DeviceError::Kernel(_))
@@ -167,6 +162,17 @@ impl ContainerError {
             | Self::Start { .. }
             | Self::Limits { .. }
             | Self::Io { .. } => ErrorKind::Internal,
+        }
+    }
+}
+
+impl From<MemoryError> for ContainerError {
+    fn from(error: MemoryError) -> Self {
+        match error {
+            MemoryError::Spec(error) => error.into(),
+            MemoryError::Namespace(error) => error.into(),
+            MemoryError::Mount(error) => error.into(),
+            MemoryError::TooMany(error) => error.into(),
         }
     }
 }

@@ -10,22 +10,24 @@ use libcontainer::container::State;
 use oci_spec::runtime::{Process as SpecProcess, Spec, User as SpecUser};
 use podvisor_agent_protocol::api;
 
+use super::error::{ContainerError, Result};
+use super::execs::Execs;
 use super::files::directory::{Directory, remove_directory};
 use super::files::fill::fill;
 use super::files::nodes::Nodes;
 use super::files::rootfs::{Image, MountPoint, Rootfs};
 use super::files::submounts::Held;
 use super::files::{disk, rootfs};
+use super::lock::lock;
 use super::process::Process;
-use super::process::execs::Execs;
 use super::process::launch::{Launcher, Streams};
 use super::process::turns::ContainerTurns;
 use super::resources;
 use super::spec::{self, EtcFile, VolumeOfImage};
+use super::table::{Container, Containers, Shared};
 use super::users::namespace::{IdKind, IdMaps, UserNamespace};
 use super::users::own::{ExecUser, OwnUser};
 use super::users::user::Databases;
-use super::{Container, ContainerError, Containers, Result, Shared, lock};
 use crate::cgroup::Cgroup;
 use crate::cgroup::devices::DeviceFilter;
 use crate::launcher::{Confinement, NewProcess, UserEntry};
@@ -130,7 +132,7 @@ impl Containers {
         let users = users.as_deref();
         let maps = users.map(UserNamespace::maps);
         let spec = &mut plan.spec;
-        let directory = Directory::create(base.join(&plan.name))?;
+        let directory = create_directory(base.join(&plan.name))?;
         let image = images
             .get(&request.image_serial, &base.join("images"))
             .await?;
@@ -289,7 +291,7 @@ impl Containers {
         };
         let home = |uid| databases.home_of(uid);
         spec::complete_process(&mut process, user, home, streams.is_terminal());
-        let directory = Directory::create(
+        let directory = create_directory(
             container
                 .directory
                 .path
@@ -376,6 +378,13 @@ pub(super) fn make_group(cgroup: &Cgroup, devices: Option<&DeviceFilter>) -> Res
     Ok(())
 }
 
+fn create_directory(path: PathBuf) -> Result<Directory> {
+    Directory::create(path).map_err(|source| ContainerError::Io {
+        action: "create a directory",
+        source,
+    })
+}
+
 /// Creates a directory of libcontainer's states for one exec, with the state of its container.
 /// libcontainer creates a socket next to that for each exec, which is removed with the exec's
 /// directory.
@@ -437,7 +446,10 @@ fn place_of(
 
 /// Returns the guest's id of a user of a container.
 fn guest_uid(users: Option<&UserNamespace>, uid: u32) -> Result<u32> {
-    users.map_or(Ok(uid), |users| users.maps().id(IdKind::User, uid))
+    Ok(match users {
+        Some(users) => users.maps().id(IdKind::User, uid)?,
+        None => uid,
+    })
 }
 
 /// The kind of a container's process.

@@ -6,142 +6,41 @@
 //! in one control group ([`crate::cgroup`]).
 //!
 //! Within the guest a container has a short name chosen by the agent (`c1`), so that paths stay
-//! short whatever name the host uses. Files are below [`BASE`]; none of them is visible in a
-//! container, whose mount namespace has another root.
+//! short whatever name the host uses. Files are below [`BASE`](crate::guest::shares::BASE); none of
+//! them is visible in a container, whose mount namespace has another root.
 
 pub mod files;
+pub mod limit;
 pub mod process;
 pub mod spec;
+pub mod spec_error;
 pub mod users;
 
 mod error;
+mod execs;
+mod lock;
 mod make;
 mod remove;
 mod resources;
+mod restart;
 mod stats;
 mod status;
+mod table;
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::Arc;
 
-use podvisor_agent_protocol::{api, limits};
-use tokio::task::JoinHandle;
+use podvisor_agent_protocol::api;
 
-use crate::cgroup::Cgroup;
-use crate::cgroup::devices::DeviceFilter;
-use crate::cgroup::pressure::Pressure;
-use crate::guest::shares::BASE;
-use crate::launcher::Confinement;
-use crate::reaper::{Reaper, ended, now_ns};
-use crate::stdio::StreamRegistry;
+use crate::reaper::{ended, now_ns};
 pub use error::{ContainerError, Result};
-use files::directory::{Directory, remove_directory};
-use files::memory::Memory;
-use files::rootfs::{Image, Images, MountPoint, Rootfs};
-use files::submounts::{Held, Submounts};
+use lock::lock;
 use process::Process;
-use process::execs::Execs;
 use process::notify::notify;
-use process::pidns::SharedPids;
-use process::turns::{ContainerTurns, LaunchLimits};
 pub use status::{ContainerExit, Created, Started};
-use users::namespace::{UserNamespace, UserNamespaces};
-use users::own::OwnUser;
-
-/// All containers of the guest. Clones share one table.
-#[derive(Debug, Clone)]
-pub struct Containers {
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    base: PathBuf,
-    reaper: Reaper,
-    hub: StreamRegistry,
-    images: Images,
-    memory: Memory,
-    submounts: Submounts,
-    pids: SharedPids,
-    users: UserNamespaces,
-    launches: LaunchLimits,
-    pressure: Pressure,
-    table: Mutex<Table>,
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    created: u64,
-    slots: HashMap<String, Slot>,
-}
-
-/// `Busy` while a container is being created or removed.
-#[derive(Debug)]
-enum Slot {
-    Busy,
-    Ready(Arc<Container>),
-}
-
-/// One container.
-#[derive(Debug)]
-struct Container {
-    order: u64,
-    /// The agent's short name.
-    name: String,
-    cgroup: Cgroup,
-    /// The devices that its processes may use.
-    devices: Option<DeviceFilter>,
-    /// Number of OOM kills before the current process was created.
-    oom_kills_before: u64,
-    /// Whether there was an OOM kill after that; set when the control group that counts them is
-    /// removed.
-    was_oom_killed: OnceLock<bool>,
-    init: Process,
-    /// Kills the processes that its own process leaves behind when it ends.
-    cleanup: Mutex<Option<JoinHandle<()>>>,
-    /// The restrictions of its own process that libcontainer does not apply.
-    confinement: Option<Confinement>,
-    started: Mutex<Option<u64>>,
-    turns: ContainerTurns,
-    execs: Execs,
-    user: OwnUser,
-    /// The user namespace of its processes, unless they are in the guest's.
-    users: Option<Arc<UserNamespace>>,
-    // Fields drop in order: mounts in the directory are dropped before the directory. Nothing is
-    // mounted any more while the container is being deleted, or after it was released.
-    rootfs: Mutex<Option<Rootfs>>,
-    /// Images that are mounted in addition to the root.
-    volumes: Mutex<Vec<Arc<Image>>>,
-    /// Binds of volumes in memory, and of images whose ids are mapped.
-    bound: Mutex<Vec<MountPoint>>,
-    /// The host's volumes.
-    held: Mutex<Held>,
-    directory: Arc<Directory>,
-}
+pub use table::Containers;
+use table::{Slot, run_for_caller, run_to_end};
 
 impl Containers {
-    /// Creates an empty table.
-    #[must_use]
-    pub fn new(reaper: Reaper, hub: StreamRegistry) -> Self {
-        Self {
-            shared: Arc::new(Shared {
-                base: PathBuf::from(BASE),
-                reaper,
-                hub,
-                images: Images::default(),
-                memory: Memory::default(),
-                submounts: Submounts::default(),
-                pids: SharedPids::default(),
-                users: UserNamespaces::default(),
-                launches: LaunchLimits::default(),
-                pressure: Pressure::default(),
-                table: Mutex::default(),
-            }),
-        }
-    }
-
     /// Creates a container; its process waits for [`Containers::start`].
     ///
     /// # Errors
@@ -172,23 +71,6 @@ impl Containers {
             }
         })
         .await
-    }
-
-    fn reserve(&self, id: &str) -> Result<u64> {
-        podvisor_agent_protocol::validate_id(id)?;
-        let mut table = self.lock();
-        if table.slots.len() >= limits::CONTAINERS {
-            return Err(ContainerError::TooMany {
-                what: "containers",
-                limit: limits::CONTAINERS,
-            });
-        }
-        match table.slots.entry(id.to_owned()) {
-            Entry::Occupied(_) => return Err(ContainerError::Exists(id.to_owned())),
-            Entry::Vacant(vacant) => vacant.insert(Slot::Busy),
-        };
-        table.created += 1;
-        Ok(table.created)
     }
 
     /// Lets a container's process execute its command.
@@ -383,113 +265,5 @@ impl Containers {
             return Ok(look(&container.init));
         }
         Ok(look(&*container.execs.get(exec_id)?))
-    }
-
-    fn get(&self, id: &str) -> Result<Arc<Container>> {
-        match self.lock().slots.get(id) {
-            Some(Slot::Ready(container)) => Ok(container.clone()),
-            Some(Slot::Busy) => Err(ContainerError::WrongState {
-                id: id.to_owned(),
-                state: "busy",
-            }),
-            None => Err(ContainerError::NotFound(id.chars().take(64).collect())),
-        }
-    }
-
-    fn state_of(&self, container: &Container) -> PathBuf {
-        self.shared.base.join("state").join(&container.name)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        lock(&self.shared.table)
-    }
-}
-
-impl Container {
-    /// Kills the processes that the container's process leaves behind when it ends. In a separate
-    /// pid namespace the kernel does that; without one they would continue to run.
-    fn end_with_init(&self) {
-        let (mut exit, cgroup) = (self.init.exit(), self.cgroup.clone());
-        let cleanup = tokio::spawn(async move {
-            if ended(&mut exit).await.is_ok()
-                && let Err(error) = cgroup.kill()
-            {
-                tracing::warn!(%error, "cannot kill what a container left behind");
-            }
-        });
-        *lock(&self.cleanup) = Some(cleanup);
-    }
-}
-
-/// Runs a future to its end even if the caller is dropped.
-async fn run_to_end<T: Send + 'static>(
-    work: impl Future<Output = Result<T>> + Send + 'static,
-) -> Result<T> {
-    tokio::spawn(work).await.unwrap_or_else(|error| {
-        Err(ContainerError::Io {
-            action: "carry the request out",
-            source: error.into(),
-        })
-    })
-}
-
-/// As [`run_to_end`], but calls `abandon` after `work` has succeeded if the caller was dropped by
-/// then.
-async fn run_for_caller<T: Send + 'static>(
-    work: impl Future<Output = Result<T>> + Send + 'static,
-    abandon: impl FnOnce() + Send + 'static,
-) -> Result<T> {
-    let caller = Arc::new(());
-    let call = Arc::downgrade(&caller);
-    let done = run_to_end(async move {
-        let done = work.await;
-        if done.is_ok() && call.strong_count() == 0 {
-            abandon();
-        }
-        done
-    })
-    .await;
-    drop(caller);
-    done
-}
-
-// A panic while a lock is held ends the agent, so locks are never poisoned.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt as _;
-    use tokio::sync::mpsc;
-    use tokio::sync::oneshot;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn what_is_created_after_its_caller_is_gone_is_abandoned_and_nothing_else_is() {
-        for (is_gone, succeeds) in [(true, true), (true, false), (false, true), (false, false)] {
-            let (go, gone) = oneshot::channel();
-            let (abandoned, mut abandons) = mpsc::unbounded_channel();
-            let work = async move {
-                gone.await.unwrap();
-                match succeeds {
-                    true => Ok(7),
-                    false => Err(ContainerError::NotFound("c".to_owned())),
-                }
-            };
-            let mut run = Box::pin(run_for_caller(work, move || abandoned.send(()).unwrap()));
-            assert!((&mut run).now_or_never().is_none());
-            if is_gone {
-                drop(run);
-                go.send(()).unwrap();
-            } else {
-                go.send(()).unwrap();
-                assert_eq!(run.await.ok(), succeeds.then_some(7));
-            }
-            // `None` when the work is over.
-            let expected = (is_gone && succeeds).then_some(());
-            assert_eq!(abandons.recv().await, expected);
-        }
     }
 }

@@ -1,9 +1,10 @@
 //! Removal of containers, with everything that they held.
 
+use super::error::{ContainerError, Result};
+use super::files::directory::remove_directory;
 use super::files::rootfs::Rootfs;
-use super::{
-    Container, ContainerError, Containers, Result, Slot, lock, remove_directory, run_to_end,
-};
+use super::lock::lock;
+use super::table::{Container, Containers, Slot, run_to_end};
 
 impl Containers {
     /// Kills what is left of a container and frees what it held. A container that does not exist

@@ -8,7 +8,7 @@ use oci_spec::runtime::LinuxResources;
 use podvisor_agent_protocol::limits::SPEC_BYTES;
 
 use crate::cgroup::{CGROUP_ROOT, Cgroup};
-use crate::container::spec::SpecError;
+use crate::container::spec_error::SpecError;
 
 /// Leaves out limits of what this guest does not have: whatever they are, they hold. Memory that is
 /// kept for a container is so only as long as there is other memory to take back.

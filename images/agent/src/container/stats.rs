@@ -14,7 +14,9 @@ use protobuf::MessageField;
 use rustix::process::Pid;
 
 use crate::cgroup::Cgroup;
-use crate::container::{ContainerError, Containers, Result, lock};
+use crate::container::error::{ContainerError, Result};
+use crate::container::lock::lock;
+use crate::container::table::Containers;
 
 /// Maximum number of processes that are examined; the others only count as processes.
 const MAX_PROCESSES: usize = 1024;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use oci_spec::runtime::User;
 use podvisor_agent_protocol::api;
 
-use super::{Container, Containers, Slot, lock};
+use super::lock::lock;
+use super::table::{Container, Containers, Slot};
 use crate::reaper::ProcessExit;
 
 /// A created container.

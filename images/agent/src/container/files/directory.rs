@@ -3,8 +3,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::container::{ContainerError, Result};
-
 /// A directory that is removed when its value is dropped.
 #[derive(Debug)]
 pub(in crate::container) struct Directory {
@@ -12,11 +10,8 @@ pub(in crate::container) struct Directory {
 }
 
 impl Directory {
-    pub(in crate::container) fn create(path: PathBuf) -> Result<Self> {
-        std::fs::create_dir_all(&path).map_err(|source| ContainerError::Io {
-            action: "create a directory",
-            source,
-        })?;
+    pub(in crate::container) fn create(path: PathBuf) -> io::Result<Self> {
+        std::fs::create_dir_all(&path)?;
         Ok(Self { path })
     }
 }

@@ -7,7 +7,7 @@ use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use oci_spec::runtime::Mount;
@@ -16,10 +16,10 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, mkdirat, openat};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount, mount_bind};
 
-use crate::container::ContainerError;
 use crate::container::files::rootfs::{MountPoint, RootfsError, files_of};
-use crate::container::spec::{SpecError, is_plain};
-use crate::container::users::namespace::{IdKind, IdMaps};
+use crate::container::limit::TooMany;
+use crate::container::spec_error::SpecError;
+use crate::container::users::namespace::{IdKind, IdMaps, NamespaceError};
 use crate::guest::memory::room_for_files;
 
 /// Longest key, in bytes.
@@ -27,6 +27,16 @@ const KEY_BYTES: usize = 32;
 
 /// Where the volumes are in the directory of the agent.
 const NAME: &str = "memory";
+
+/// A container's volumes in memory cannot be mounted.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(in crate::container) enum MemoryError {
+    Spec(#[from] SpecError),
+    Namespace(#[from] NamespaceError),
+    Mount(#[from] RootfsError),
+    TooMany(#[from] TooMany),
+}
 
 /// A volume in memory as described by a mount of a specification.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -199,14 +209,14 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// [`ContainerError`].
+    /// [`MemoryError`].
     pub(in crate::container) fn place(
         &self,
         mounts: Option<&mut Vec<Mount>>,
         base: &Path,
         directory: &Path,
         maps: Option<&IdMaps>,
-    ) -> Result<Vec<MountPoint>, ContainerError> {
+    ) -> Result<Vec<MountPoint>, MemoryError> {
         let mut bound = Vec::new();
         for mount in mounts.into_iter().flatten() {
             let Some(mut wanted) = MemoryVolumeMount::of(mount)? else {
@@ -234,7 +244,7 @@ impl Memory {
     }
 
     /// Returns the tmpfs of a volume, which is created unless it exists.
-    fn ensure(&self, wanted: &MemoryVolumeMount, dir: &Path) -> Result<PathBuf, ContainerError> {
+    fn ensure(&self, wanted: &MemoryVolumeMount, dir: &Path) -> Result<PathBuf, MemoryError> {
         let path = dir.join(&wanted.key);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if made.contains(&wanted.key) {
@@ -242,10 +252,8 @@ impl Memory {
         }
         let limit = limits::MEMORY_VOLUMES;
         if made.len() >= limit {
-            return Err(ContainerError::TooMany {
-                what: "volumes in memory",
-                limit,
-            });
+            let what = "volumes in memory";
+            return Err(TooMany { what, limit }.into());
         }
         fs::create_dir_all(&path).map_err(RootfsError::mount("create", &path))?;
         let mounted = wanted.mount(&path);
@@ -253,6 +261,12 @@ impl Memory {
         made.insert(wanted.key.clone());
         Ok(path)
     }
+}
+
+/// Returns whether a path only descends.
+pub(in crate::container) fn is_plain(path: &Path) -> bool {
+    let mut parts = path.components();
+    parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
 #[cfg(test)]

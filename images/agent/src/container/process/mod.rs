@@ -1,14 +1,10 @@
 //! A process created by the agent: signals, its exit, its terminal. `launch` creates it, in its
-//! turn (`turns`); a container has one of its own, which `notify` starts and `restart` creates
-//! again, and `execs`.
+//! turn (`turns`); `notify` starts one that is a container's own.
 
 pub mod launch;
 pub mod notify;
 pub mod pidns;
 pub mod turns;
-
-pub(in crate::container) mod execs;
-mod restart;
 
 use std::io;
 use std::os::fd::OwnedFd;

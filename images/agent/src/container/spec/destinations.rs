@@ -14,7 +14,7 @@ use oci_spec::runtime::{Mount, Spec};
 use pathrs::Root;
 use pathrs::error::ErrorKind;
 
-use super::SpecError;
+use crate::container::spec_error::SpecError;
 
 /// Links that are followed in one path; as many as in runc.
 const MAX_LINKS: usize = 255;

@@ -14,78 +14,14 @@ use podvisor_agent_protocol::{
 };
 
 use super::files::disk;
-use super::files::memory::MemoryVolumeMount;
+use super::files::memory::{MemoryVolumeMount, is_plain};
+use super::spec_error::SpecError;
 use super::users::user::User;
 use crate::cgroup::Cgroup;
 use crate::guest::shares::is_below_share;
 use crate::owner::Owner;
-use crate::seccomp::{self, Filter, ProfileError};
+use crate::seccomp::{self, Filter};
 pub use destinations::resolve_destinations;
-
-/// A specification that the agent does not accept.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SpecError {
-    /// More than the limit.
-    #[error("{what} is larger than {limit} bytes")]
-    TooLarge {
-        /// The part of the request.
-        what: &'static str,
-        /// The bound.
-        limit: usize,
-    },
-    /// Not JSON, or JSON of another form.
-    #[error("{what} is no OCI runtime specification of its kind")]
-    Malformed {
-        /// The part of the request.
-        what: &'static str,
-        /// The cause.
-        #[source]
-        source: serde_json::Error,
-    },
-    /// It breaks a rule of the agent.
-    #[error("OCI runtime specification: {0}")]
-    Refused(&'static str),
-    /// A path in an image that cannot be a volume. Its message begins with the CRI's word.
-    #[error("ImageVolumeMountFailed: the image of a volume has no {path:?} that can be mounted")]
-    InImage {
-        /// The path in the image.
-        path: String,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-    /// The links of the root filesystem at a mount's destination cannot be followed.
-    #[error("cannot find the destination {path} of a mount in the container's root filesystem")]
-    Destination {
-        /// The destination.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-    /// Its seccomp profile cannot be compiled to a filter.
-    #[error(transparent)]
-    Seccomp(#[from] ProfileError),
-    /// It cannot be stored for libcontainer.
-    #[error("cannot write {path}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-    /// The stored one cannot be read again.
-    #[error("cannot read {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// A file that the agent shows in a container.
 #[derive(Debug)]
@@ -313,12 +249,6 @@ fn image_of(source: &Path) -> Option<(&str, &str)> {
         MountSource::Image { serial, below } => Some((serial, below.unwrap_or(""))),
         MountSource::Memory { .. } => None,
     }
-}
-
-/// Returns whether a path only descends.
-pub(super) fn is_plain(path: &Path) -> bool {
-    let mut parts = path.components();
-    parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
 /// Resolves a path in an image: links in the image do not lead out of it.

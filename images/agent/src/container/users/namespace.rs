@@ -21,8 +21,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use tokio::sync::Mutex;
 
-use crate::container::spec::SpecError;
-use crate::container::{ContainerError, Result};
+use crate::container::limit::TooMany;
+use crate::container::spec_error::SpecError;
 use crate::owner::Owner;
 use crate::reaper::Reaper;
 use crate::stdio::fd::Endpoint;
@@ -64,13 +64,33 @@ impl fmt::Display for IdKind {
     }
 }
 
+/// A user namespace does not have an id, or cannot be created.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NamespaceError {
+    /// An id of the container has no id in the guest.
+    #[error("{kind} {id} is not mapped in the container's user namespace: choose one that is")]
+    NotMapped {
+        /// Whether it is a user's or a group's.
+        kind: IdKind,
+        /// The id in the container.
+        id: u32,
+    },
+    /// A limit is reached.
+    #[error(transparent)]
+    TooMany(#[from] TooMany),
+    /// It cannot be created.
+    #[error("cannot make a user namespace")]
+    Make(#[source] io::Error),
+}
+
 impl IdMaps {
     /// Takes the user namespace out of a specification, if it has one.
     ///
     /// # Errors
     ///
     /// [`SpecError::Refused`] if namespace and mappings do not fit together.
-    pub fn take(spec: &mut Spec) -> std::result::Result<Option<Self>, SpecError> {
+    pub fn take(spec: &mut Spec) -> Result<Option<Self>, SpecError> {
         let Some(linux) = spec.linux_mut() else {
             return Ok(None);
         };
@@ -112,13 +132,13 @@ impl IdMaps {
     ///
     /// # Errors
     ///
-    /// [`ContainerError::NotMapped`].
-    pub fn id(&self, kind: IdKind, id: u32) -> Result<u32> {
+    /// [`NamespaceError::NotMapped`].
+    pub fn id(&self, kind: IdKind, id: u32) -> Result<u32, NamespaceError> {
         let maps = match kind {
             IdKind::User => &self.uids,
             IdKind::Group => &self.gids,
         };
-        mapped(maps, id).ok_or(ContainerError::NotMapped { kind, id })
+        mapped(maps, id).ok_or(NamespaceError::NotMapped { kind, id })
     }
 
     /// Returns the guest's ids of the container's root.
@@ -136,8 +156,8 @@ impl IdMaps {
     ///
     /// # Errors
     ///
-    /// [`ContainerError::NotMapped`].
-    pub fn translate(&self, spec: &mut Spec) -> Result<()> {
+    /// [`NamespaceError::NotMapped`].
+    pub fn translate(&self, spec: &mut Spec) -> Result<(), NamespaceError> {
         for mount in spec.mounts_mut().iter_mut().flatten() {
             self.translate_mount(mount)?;
         }
@@ -150,7 +170,7 @@ impl IdMaps {
         Ok(())
     }
 
-    fn translate_mount(&self, mount: &mut Mount) -> Result<()> {
+    fn translate_mount(&self, mount: &mut Mount) -> Result<(), NamespaceError> {
         let is_tmpfs = mount.typ().as_deref() == Some("tmpfs");
         if !is_tmpfs && mount.typ().as_deref() != Some("devpts") {
             return Ok(());
@@ -243,22 +263,20 @@ impl UserNamespaces {
     ///
     /// # Errors
     ///
-    /// [`ContainerError`].
+    /// [`NamespaceError`], except `NotMapped`.
     pub(in crate::container) async fn get(
         &self,
         maps: IdMaps,
         reaper: &Reaper,
-    ) -> Result<Arc<UserNamespace>> {
+    ) -> Result<Arc<UserNamespace>, NamespaceError> {
         let mut made = self.made.lock().await;
         if let Some(found) = made.iter().find(|one| one.maps == maps) {
             return Ok(Arc::clone(found));
         }
         let limit = limits::USER_NAMESPACES;
         if made.len() >= limit {
-            return Err(ContainerError::TooMany {
-                what: "user namespaces",
-                limit,
-            });
+            let what = "user namespaces";
+            return Err(TooMany { what, limit }.into());
         }
         let namespace = make(&maps, reaper).await.and_then(|fd| {
             for path in SHARED {
@@ -266,10 +284,7 @@ impl UserNamespaces {
             }
             Ok(Arc::new(UserNamespace { maps, fd }))
         });
-        let namespace = namespace.map_err(|source| ContainerError::Io {
-            action: "make a user namespace",
-            source,
-        })?;
+        let namespace = namespace.map_err(NamespaceError::Make)?;
         made.push(Arc::clone(&namespace));
         Ok(namespace)
     }

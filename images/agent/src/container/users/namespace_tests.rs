@@ -115,7 +115,7 @@ fn a_specifications_file_systems_and_devices_are_owned_by_those_who_the_containe
     spec.set_mounts(serde_json::from_value(beyond).unwrap());
     assert!(matches!(
         maps.translate(&mut spec),
-        Err(ContainerError::NotMapped { .. })
+        Err(NamespaceError::NotMapped { .. })
     ));
 }
 

@@ -5,13 +5,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use podvisor_agent_protocol::api;
 
-use crate::container::files::directory::remove_directory;
-use crate::container::make::{make_group, rewrite_bundle};
-use crate::container::process::Process;
-use crate::container::process::execs::Execs;
-use crate::container::process::launch::{Launcher, Streams};
-use crate::container::process::turns::ContainerTurns;
-use crate::container::{Container, ContainerError, Containers, Result, Slot, lock, run_to_end};
+use super::error::{ContainerError, Result};
+use super::execs::Execs;
+use super::files::directory::remove_directory;
+use super::lock::lock;
+use super::make::{make_group, rewrite_bundle};
+use super::process::Process;
+use super::process::launch::{Launcher, Streams};
+use super::process::turns::ContainerTurns;
+use super::table::{Container, Containers, Slot, run_to_end};
 use crate::launcher::NewProcess;
 
 impl Containers {

@@ -5,15 +5,17 @@ use std::sync::{Arc, Mutex};
 
 use podvisor_agent_protocol::{ExitStatus, limits};
 
-use crate::container::process::Process;
-use crate::container::{ContainerError, Result, lock};
+use super::error::{ContainerError, Result};
+use super::limit::TooMany;
+use super::lock::lock;
+use super::process::Process;
 
 /// The status of a process that SIGKILL ended, and of a shell whose last command it ended.
 const KILLED: u8 = 128 + 9;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(in crate::container) struct Execs(Mutex<HashMap<String, Exec>>);
+pub(super) struct Execs(Mutex<HashMap<String, Exec>>);
 
 #[derive(Debug)]
 enum Exec {
@@ -44,7 +46,7 @@ impl Execs {
     /// Reserves a place. If all are taken, processes that have ended and whose exit status was
     /// reported to the host make room; if possible none whose output is still being sent, which
     /// would be cut off.
-    pub(in crate::container) fn reserve(&self, id: &str) -> Result<()> {
+    pub(super) fn reserve(&self, id: &str) -> Result<()> {
         let mut execs = lock(&self.0);
         if execs.contains_key(id) {
             return Err(ContainerError::Exists(id.to_owned()));
@@ -56,10 +58,8 @@ impl Execs {
             execs.retain(|_, exec| !exec.is_told());
         }
         if execs.len() >= limits::EXECS {
-            return Err(ContainerError::TooMany {
-                what: "execs",
-                limit: limits::EXECS,
-            });
+            let (what, limit) = ("execs", limits::EXECS);
+            return Err(TooMany { what, limit }.into());
         }
         execs.insert(id.to_owned(), Exec::Making);
         Ok(())
@@ -67,7 +67,7 @@ impl Execs {
 
     /// Puts a process into its reserved place. `oom_kills_before` is the container's number of OOM
     /// kills before it was created.
-    pub(in crate::container) fn made(&self, id: String, process: Process, oom_kills_before: u64) {
+    pub(super) fn made(&self, id: String, process: Process, oom_kills_before: u64) {
         let made = Exec::Made {
             process: Arc::new(process),
             oom_kills_before,
@@ -77,11 +77,11 @@ impl Execs {
     }
 
     /// Frees the place of a process that could not be created.
-    pub(in crate::container) fn failed(&self, id: &str) {
+    pub(super) fn failed(&self, id: &str) {
         lock(&self.0).remove(id);
     }
 
-    pub(in crate::container) fn get(&self, id: &str) -> Result<Arc<Process>> {
+    pub(super) fn get(&self, id: &str) -> Result<Arc<Process>> {
         match lock(&self.0).get(id) {
             Some(Exec::Made { process, .. }) => Ok(Arc::clone(process)),
             Some(Exec::Making) => Err(ContainerError::WrongState {
@@ -93,7 +93,7 @@ impl Execs {
     }
 
     /// Kills a process that the host no longer waits for: its place may be given away.
-    pub(in crate::container) fn abandon(&self, id: &str) {
+    pub(super) fn abandon(&self, id: &str) {
         if let Some(Exec::Made {
             process, is_told, ..
         }) = lock(&self.0).get_mut(id)
@@ -108,12 +108,7 @@ impl Execs {
     /// Returns whether the OOM killer ended this process, or the one whose status it passed on, if
     /// it ended with `status` and the container has had `oom_kills` so far. The kernel counts by
     /// container: a process that ended otherwise was not killed, whatever the count says.
-    pub(in crate::container) fn is_oom_killed(
-        &self,
-        id: &str,
-        status: ExitStatus,
-        oom_kills: u64,
-    ) -> bool {
+    pub(super) fn is_oom_killed(&self, id: &str, status: ExitStatus, oom_kills: u64) -> bool {
         let is_killed = status.shell_code() == KILLED;
         let execs = lock(&self.0);
         let made = execs.get(id);
@@ -123,7 +118,7 @@ impl Execs {
     }
 
     /// Records that the host was told the exit status of this one.
-    pub(in crate::container) fn told(&self, id: &str) {
+    pub(super) fn told(&self, id: &str) {
         if let Some(Exec::Made { is_told, .. }) = lock(&self.0).get_mut(id) {
             *is_told = true;
         }
