@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::cargo;
 use crate::report::Step;
-use crate::{guest, paths, process, programs, setup, test};
+use crate::{guest, libtest, paths, process, programs, setup};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -54,7 +54,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         .env("PODVISOR_GUEST_DIR", paths::guest())
         .env("PODVISOR_TEST_PROGRAMS", programs::ensure()?)
         .stdin(Stdio::null());
-    let count = test::read(&mut command, &args.against, 0)?;
+    let count = libtest::read(&mut command, &args.against, 0)?;
     step.done();
     for failed in &count.failures {
         println!("failed: {failed}");

@@ -20,6 +20,7 @@ mod guest;
 mod host;
 mod images;
 mod kernel;
+mod libtest;
 mod mutants;
 mod package;
 mod paths;

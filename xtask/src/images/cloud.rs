@@ -10,7 +10,7 @@ use podvisor_test_disks::{Gpt, PartitionType, ext4};
 
 use super::{sources, suite};
 use crate::report::Step;
-use crate::{cargo, guest, paths, process, setup, test};
+use crate::{cargo, guest, libtest, paths, process, setup};
 
 const RECIPE: &str = include_str!("cloud.sh");
 const GRUB: &str = include_str!("cloud-grub.cfg");
@@ -62,7 +62,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         .env("PODVISOR_GUEST_DIR", paths::guest())
         .env(VARIABLE, &disk)
         .stdin(Stdio::null());
-    let count = test::read(&mut command, "cloud image", 0)?;
+    let count = libtest::read(&mut command, "cloud image", 0)?;
     step.done();
     println!("cloud image: {count}");
     Ok(match count.failed {

@@ -2,7 +2,7 @@
 //! is better than it says is to be struck from it.
 
 /// Directories with a circle, each of which is to be opened.
-pub(super) const CIRCLES: [&str; 8] = [
+pub(super) const CIRCLES: [&str; 7] = [
     "cluster/src",
     "cluster/src/admission",
     "cluster/src/controller",
@@ -10,7 +10,6 @@ pub(super) const CIRCLES: [&str; 8] = [
     "cluster/src/controller/vmi",
     "cluster/src/node",
     "cluster/types/src/vmi",
-    "xtask/src",
 ];
 
 /// Directories with a circle that is the shape of what they do, each with why it stays.

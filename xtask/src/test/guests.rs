@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Count, Listed, read_labelled};
+use super::Listed;
 use crate::host::quote;
+use crate::libtest::{Count, read_labelled};
 use crate::{host, paths, process, report};
 
 /// How long the programs of one host may take: several times their duration in an emulated host on

@@ -5,21 +5,20 @@
 //! name starts with `guest_` needs KVM guests and runs in a host; all others run on this machine.
 //! The last lines count both.
 
-mod count;
 mod guests;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::cargo::{self, TestProgram, cargo};
 use crate::host;
+use crate::libtest::{self, Count};
 use crate::report::{self, Step};
 use crate::{cluster, guest, images, paths, process, programs as peer_programs, setup, space};
-pub(crate) use count::Count;
 
 /// Number of slowest tests that are listed at the end.
 const SLOWEST: usize = 12;
@@ -279,7 +278,7 @@ fn on_this_machine(
             .env("CARGO_MANIFEST_DIR", &program.directory)
             .envs(assets.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null());
-        count.add(read(&mut command, &program.name, here.len())?);
+        count.add(libtest::read(&mut command, &program.name, here.len())?);
     }
     println!("--- documentation's examples");
     let mut command = cargo("test");
@@ -288,45 +287,8 @@ fn on_this_machine(
     if let Some(filter) = filter {
         command.arg("--").arg(filter);
     }
-    count.add(read(&mut command, "documentation's examples", 0)?);
+    count.add(libtest::read(&mut command, "documentation's examples", 0)?);
     Ok(count)
-}
-
-/// Runs a command with libtest's output, prints it, and counts.
-pub(crate) fn read(command: &mut Command, name: &str, expected: usize) -> Result<Count> {
-    let (mut count, status) = read_labelled(command, |_| None)?;
-    count.complete(name, expected, status.success(), &status.to_string());
-    Ok(count)
-}
-
-/// Like [`read`], but the count is not settled. A line for which `label` returns a label is not
-/// printed: the following lines are, each after that label.
-fn read_labelled(
-    command: &mut Command,
-    label: impl Fn(&str) -> Option<String>,
-) -> Result<(Count, ExitStatus)> {
-    let mut group = process::Group::spawn(command.stdout(Stdio::piped()))?;
-    let mut count = Count::default();
-    let mut shown_behind = String::new();
-    let mut since = Instant::now();
-    if let Some(stdout) = group.child().stdout.take() {
-        for line in BufReader::new(stdout).split(b'\n') {
-            let line = line?;
-            let text = String::from_utf8_lossy(&line);
-            if let Some(label) = label(&text) {
-                shown_behind = label;
-                continue;
-            }
-            let mut out = std::io::stdout().lock();
-            out.write_all(shown_behind.as_bytes())?;
-            out.write_all(&line)?;
-            out.write_all(b"\n")?;
-            if count.line(&text, since.elapsed()) {
-                since = Instant::now();
-            }
-        }
-    }
-    Ok((count, group.wait()?))
 }
 
 #[cfg(test)]
