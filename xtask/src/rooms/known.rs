@@ -2,14 +2,13 @@
 //! is better than it says is to be struck from it.
 
 /// Directories with a circle, each of which is to be opened.
-pub(super) const CIRCLES: [&str; 7] = [
+pub(super) const CIRCLES: [&str; 6] = [
     "cluster/src",
     "cluster/src/admission",
     "cluster/src/controller",
     "cluster/src/controller/datavolume",
     "cluster/src/controller/vmi",
     "cluster/src/node",
-    "cluster/types/src/vmi",
 ];
 
 /// Directories with a circle that is the shape of what they do, each with why it stays.
@@ -26,7 +25,7 @@ pub(super) const HONEST_CIRCLES: [(&str, &str); 2] = [
 
 /// Directories whose rooms import each other in no circle, but take types of the module's own file,
 /// which calls them.
-pub(super) const WITH_OWN_FILE: [&str; 45] = [
+pub(super) const WITH_OWN_FILE: [&str; 46] = [
     "benches/src/boot",
     "benches/src/cri",
     "benches/src/net",
@@ -46,6 +45,7 @@ pub(super) const WITH_OWN_FILE: [&str; 45] = [
     "cluster/types/src/datavolume",
     "cluster/types/src/instancetype",
     "cluster/types/src/snapshot",
+    "cluster/types/src/vmi",
     "cri-shim/cloud-init/src/fat",
     "cri-shim/cloud-init/src/yaml",
     "cri-shim/dhcp/src/v4",

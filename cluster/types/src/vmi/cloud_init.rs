@@ -1,6 +1,9 @@
 //! cloud-init's data (`spec.volumes[].cloudInit…`).
 
-use super::{count, volumes::validate_name};
+use super::{
+    count,
+    references::{LocalReference, validate_name},
+};
 use crate::{Causes, FieldPath};
 
 /// Inline data is for a few lines: more belongs into a Secret.
@@ -21,12 +24,6 @@ object! {
         pub network_data_base64: Option<String>,
         /// Network data.
         pub network_data: Option<String>,
-    }
-
-    /// An object of the same namespace.
-    pub struct LocalReference {
-        /// Its name.
-        pub name: String,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Keys and passwords of the guest's users (`spec.accessCredentials`).
 
-use super::{VmiSpec, count, volumes::validate_name};
+use super::{VmiSpec, count, references::validate_name};
 use crate::{Causes, FieldPath};
 
 object! {

@@ -19,6 +19,7 @@ mod memory;
 mod meta;
 mod networks;
 mod probes;
+mod references;
 mod refused;
 mod resources;
 mod scheduling;
@@ -31,7 +32,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 pub use clock::{Clock, ClockUtc, Timer, TimerSet};
-pub use cloud_init::{CloudInit, LocalReference};
+pub use cloud_init::CloudInit;
 pub use cpu::{Cpu, CpuFeature, CpuTopology};
 pub use credentials::{
     AccessCredential, AgentMethod, CredentialMethod, CredentialSource, PasswordCredential,
@@ -52,6 +53,7 @@ pub use memory::{Hugepages, Memory};
 pub use meta::{RESERVED_LABELS, validate_meta};
 pub use networks::{MultusNetwork, Network, PodNetwork};
 pub use probes::{ExecProbe, HttpGetProbe, HttpHeader, Probe, ProbeHandler, TcpSocketProbe};
+pub use references::LocalReference;
 pub use resources::Resources;
 pub use scheduling::EVICTION_STRATEGIES;
 pub use status::{

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::{CloudInit, VmiSpec, cloud_init, count, resources::read_quantity};
+use super::{
+    CloudInit, VmiSpec, cloud_init, count, references::validate_name, resources::read_quantity,
+};
 use crate::{
     Causes, FieldPath, Quantity,
     cause::shown,
@@ -298,15 +300,6 @@ fn validate_references(volume: &Volume, path: &FieldPath, causes: &mut Causes) {
 }
 
 /// A name of an object in the VM's namespace.
-pub(super) fn validate_name(name: &str, path: &FieldPath, causes: &mut Causes) {
-    if name.is_empty() {
-        causes.required(path, "is required");
-    } else if !crate::names::is_dns_subdomain(name) {
-        let message = format!("is {}, not the name of an object", shown(name));
-        causes.invalid(path, message);
-    }
-}
-
 fn validate_disks(volume: &Volume, path: &FieldPath, causes: &mut Causes) {
     if let Some(disk) = &volume.container_disk {
         let path = path.child("containerDisk");
