@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::{
+    answers::{failure, limited},
     machines::Machines,
-    server::{failure, limited},
 };
 use crate::{
     contact::disks::{PlugRequest, UnplugAnswer, UnplugRequest},

@@ -30,7 +30,7 @@ use tokio_rustls::rustls::{
     sign::{CertifiedKey, SingleCertAndKey},
 };
 
-use super::migration::Expected;
+use super::expected::Expected;
 use crate::{
     certificates::{BUNDLE, SECRET},
     contact::{ANNOTATION, Contact, digest},

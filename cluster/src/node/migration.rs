@@ -13,7 +13,6 @@
 //! the stream of that one migration is open to it, and only until it has connected.
 
 mod carry;
-mod expected;
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,10 +27,11 @@ use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
 
 use super::{
+    answers::{failure, limited},
+    expected::Expected,
     guest::cut,
     identity::Identity,
     machines::{Machines, Pipe, Refusal},
-    server::{failure, limited},
 };
 use crate::{
     api::node::pinned,
@@ -44,7 +44,6 @@ use crate::{
     https::{self, Answer, Peer},
     status::Failure,
 };
-pub(super) use expected::Expected;
 
 /// What the connection is upgraded to.
 const PROTOCOL: &str = "podvisor-migration";

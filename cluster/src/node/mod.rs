@@ -12,7 +12,9 @@
 //! nodes (`migration`), and the nodes that they come from.
 
 mod access;
+mod answers;
 mod disks;
+mod expected;
 mod guest;
 mod identity;
 mod machines;
@@ -37,6 +39,7 @@ pub use access::Access;
 
 pub use crate::contact::ANNOTATION;
 use crate::{contact::Contact, https, scrape};
+use expected::Expected;
 use identity::{Identity, Trust};
 use machines::Machines;
 use migration::Migrations;
@@ -110,7 +113,7 @@ pub async fn serve(
     let access = Arc::new(access);
     let name = access.node().await?;
     let identity = Identity::new().context("failed to make a certificate")?;
-    let expected = Arc::new(migration::Expected::default());
+    let expected = Arc::new(Expected::default());
     let trust = Arc::new(Trust::new(Arc::clone(&expected)));
     let tls = identity.server_config(Arc::clone(&trust) as _)?;
     let contact = Contact {

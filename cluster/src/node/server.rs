@@ -9,15 +9,15 @@
 //! Whether a user may do that was decided before: who asks is an API server, by its certificate.
 //! Migrations, disks and sizes have files of their own.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use http::{Method, Request, StatusCode};
 use hyper::body::Incoming;
 use podvisor_node_api::messages::VmName;
 use serde::Deserialize;
-use tokio::time::timeout;
 
 use super::{
+    answers::{failure, limited},
     disks, guest,
     identity::Trust,
     machines::{Action, Machines, Refusal, Stream},
@@ -31,9 +31,6 @@ use crate::{
     https::{self, Answer, Peer},
     status::Failure,
 };
-
-/// How long `podvisor serve` may take to carry out a request: the guest's agent may be slow.
-const LIMIT: Duration = Duration::from_secs(45);
 
 /// The server's state.
 pub(super) struct Server {
@@ -155,16 +152,6 @@ async fn answer(request: Request<Incoming>, server: &Server) -> Result<Answer, F
     }
 }
 
-pub(super) async fn limited<T>(
-    asked: impl Future<Output = Result<T, Refusal>>,
-) -> Result<T, Refusal> {
-    let answer = timeout(LIMIT, asked).await;
-    answer.unwrap_or_else(|_| {
-        let seconds = LIMIT.as_secs();
-        Err(Refusal::Failed(format!("no answer within {seconds} s")))
-    })
-}
-
 async fn act(server: &Server, vm: &VmName, name: &str, body: &[u8]) -> Result<Answer, Failure> {
     #[derive(Deserialize)]
     struct Freeze {
@@ -194,16 +181,6 @@ async fn act(server: &Server, vm: &VmName, name: &str, body: &[u8]) -> Result<An
     }
     server.events.done(vm, action).await;
     Ok(https::accepted())
-}
-
-pub(super) fn failure(refusal: &Refusal) -> Failure {
-    match refusal {
-        Refusal::NotFound => Failure::not_found("virtual machine", "on this node"),
-        Refusal::State(why) => Failure::conflict(why.clone()),
-        Refusal::TakenOver => Failure::conflict(refusal.to_string()),
-        Refusal::Invalid(_) | Refusal::Unsupported(_) => Failure::bad_request(refusal.to_string()),
-        Refusal::Failed(_) => Failure::internal(refusal.to_string()),
-    }
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use podvisor_node_api::messages::VmName;
 use serde_json::json;
 
 use super::{
+    answers::{failure, limited},
     machines::Machines,
-    server::{failure, limited},
 };
 use crate::{
     contact::size::{ResizeAnswer, ResizeRequest},

@@ -2,13 +2,12 @@
 //! is better than it says is to be struck from it.
 
 /// Directories with a circle, each of which is to be opened.
-pub(super) const CIRCLES: [&str; 6] = [
+pub(super) const CIRCLES: [&str; 5] = [
     "cluster/src",
     "cluster/src/admission",
     "cluster/src/controller",
     "cluster/src/controller/datavolume",
     "cluster/src/controller/vmi",
-    "cluster/src/node",
 ];
 
 /// Directories with a circle that is the shape of what they do, each with why it stays.

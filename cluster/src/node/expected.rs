@@ -23,7 +23,7 @@ struct Entry {
 
 /// The nodes that may connect.
 #[derive(Debug, Default)]
-pub(in crate::node) struct Expected(Mutex<Vec<Entry>>);
+pub(super) struct Expected(Mutex<Vec<Entry>>);
 
 impl Expected {
     /// Expects the node with this certificate; the last word about a migration counts.
@@ -51,7 +51,7 @@ impl Expected {
     }
 
     /// Whether a node with this certificate is expected for anything.
-    pub(in crate::node) fn has_certificate(&self, certificate: &str) -> bool {
+    pub(super) fn has_certificate(&self, certificate: &str) -> bool {
         let entries = self.entries();
         entries.iter().any(|entry| entry.certificate == certificate)
     }
