@@ -2,11 +2,10 @@
 //! is better than it says is to be struck from it.
 
 /// Directories with a circle, each of which is to be opened.
-pub(super) const CIRCLES: [&str; 5] = [
+pub(super) const CIRCLES: [&str; 4] = [
     "cluster/src",
     "cluster/src/admission",
     "cluster/src/controller",
-    "cluster/src/controller/datavolume",
     "cluster/src/controller/vmi",
 ];
 

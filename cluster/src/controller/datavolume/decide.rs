@@ -11,10 +11,9 @@ use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, PersistentVolu
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use podvisor_cluster_types::Quantity;
 
-use super::claim::{self, Content, content};
+use super::claim::{self, Content, content, is_of_claim};
 use super::object::{DataVolume, DataVolumeStatus, Phase, VolumeState};
 use super::pod::{self, Devices};
-use super::target::is_of_claim;
 use crate::controller::objects::{Condition, set_condition};
 pub use foreign::Foreign;
 

@@ -5,20 +5,16 @@
 //! DataVolume keeps it until the pod is gone. All is asked for when it is needed and nothing is
 //! watched: it is needed while a copy goes on.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams, Preconditions};
-use podvisor_cluster_types::datavolume::{DataVolumeSource, ForeignSource};
+use podvisor_cluster_types::datavolume::ForeignSource;
 use podvisor_cluster_types::names::is_dns_label;
 use serde_json::json;
 
 use super::object::DataVolume;
-use super::{pod, sources};
+use super::pod;
 use crate::controller::error::{Error, code, is_gone};
-use crate::controller::objects::DataSource;
 use crate::controller::{Context, patch};
 use crate::upload;
 
@@ -67,40 +63,6 @@ impl Facts {
             pod,
         })
     }
-}
-
-/// Returns what a DataSource of another namespace names there.
-pub(super) async fn follow(
-    volume: &DataVolume,
-    source: &ForeignSource,
-    context: &Context,
-) -> Result<Result<DataVolumeSource, String>, Error> {
-    let namespace = source.namespace.as_str();
-    let api: Api<DataSource> = context.world.api(namespace);
-    let mut known: HashMap<String, Arc<DataSource>> = HashMap::new();
-    let mut next = Some(source.name.clone());
-    while let Some(name) = next.take().filter(|name| !known.contains_key(name)) {
-        let found = api.get_opt(&name).await;
-        let found =
-            found.map_err(|source| Error::request("look for the source of", volume, source))?;
-        if let Some(found) = found {
-            let named = found.spec.source.as_ref();
-            let named = named.and_then(|source| source.data_source.as_ref());
-            next = named
-                .filter(|_| known.len() < sources::DEPTH)
-                .map(|named| named.name.clone());
-            known.insert(name, Arc::new(found));
-        }
-    }
-    let find = |name: &str| known.get(name).cloned();
-    Ok(
-        sources::follow(namespace, &source.name, &find).map(|mut found| {
-            for named in [&mut found.pvc, &mut found.snapshot].into_iter().flatten() {
-                named.namespace = Some(namespace.to_owned());
-            }
-            found
-        }),
-    )
 }
 
 /// Returns whether something in another namespace may have to go before the DataVolume.

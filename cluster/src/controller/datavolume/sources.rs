@@ -1,19 +1,19 @@
 //! What DataVolumes are made of that name a DataSource or a snapshot.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use kube::Api;
-use podvisor_cluster_types::datavolume::{DataVolumeSource, ObjectSource};
+use podvisor_cluster_types::datavolume::{DataVolumeSource, ForeignSource, ObjectSource};
 use podvisor_cluster_types::names::is_dns_subdomain;
 
-use super::foreign;
 use super::object::DataVolume;
 use crate::controller::Context;
 use crate::controller::error::Error;
 use crate::controller::objects::{DataSource, VolumeSnapshot};
 
 /// So many DataSources lead to each other at most.
-pub(super) const DEPTH: usize = 4;
+const DEPTH: usize = 4;
 
 /// A DataVolume with its source, or why it has none.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ pub(super) async fn resolve(
     let namespace = observed.metadata.namespace.as_deref().unwrap_or_default();
     if let Some(reference) = &observed.spec.source_ref {
         let followed = match observed.spec.foreign_source(namespace) {
-            Some(source) => foreign::follow(observed, &source, context).await?,
+            Some(source) => follow_elsewhere(observed, &source, context).await?,
             None => {
                 let find = |name: &str| context.world.source(namespace, name);
                 follow(namespace, &reference.name, &find)
@@ -85,6 +85,38 @@ pub(super) async fn resolve(
         }
     }
     Ok(resolved)
+}
+
+/// Returns what a DataSource of another namespace names there.
+async fn follow_elsewhere(
+    volume: &DataVolume,
+    source: &ForeignSource,
+    context: &Context,
+) -> Result<Result<DataVolumeSource, String>, Error> {
+    let namespace = source.namespace.as_str();
+    let api: Api<DataSource> = context.world.api(namespace);
+    let mut known: HashMap<String, Arc<DataSource>> = HashMap::new();
+    let mut next = Some(source.name.clone());
+    while let Some(name) = next.take().filter(|name| !known.contains_key(name)) {
+        let found = api.get_opt(&name).await;
+        let found =
+            found.map_err(|source| Error::request("look for the source of", volume, source))?;
+        if let Some(found) = found {
+            let named = found.spec.source.as_ref();
+            let named = named.and_then(|source| source.data_source.as_ref());
+            next = named
+                .filter(|_| known.len() < DEPTH)
+                .map(|named| named.name.clone());
+            known.insert(name, Arc::new(found));
+        }
+    }
+    let find = |name: &str| known.get(name).cloned();
+    Ok(follow(namespace, &source.name, &find).map(|mut found| {
+        for named in [&mut found.pvc, &mut found.snapshot].into_iter().flatten() {
+            named.namespace = Some(namespace.to_owned());
+        }
+        found
+    }))
 }
 
 /// Returns what a DataSource stands for.

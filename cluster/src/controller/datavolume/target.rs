@@ -12,7 +12,7 @@ use podvisor_cluster_types::datavolume::{GROUP, VERSION};
 use serde_json::json;
 
 use super::DataVolume;
-use super::claim::is_filled;
+use super::claim::{CLAIM, is_filled, is_target};
 use crate::controller::Context;
 use crate::controller::error::{Error, code};
 use crate::upload;
@@ -22,9 +22,6 @@ const REASON: &str = "ProvisioningFailed";
 
 /// Annotation of a claim: what it is to hold. Without it, a disk.
 const CONTENT: &str = "cdi.kubevirt.io/storage.contentType";
-
-/// What a claim is called in references.
-const CLAIM: &str = "PersistentVolumeClaim";
 
 /// Has the upload to a claim taken.
 pub(in crate::controller) async fn reconcile(
@@ -64,18 +61,6 @@ pub(in crate::controller) fn is_waiting(claim: &PersistentVolumeClaim) -> bool {
         && claim.metadata.deletion_timestamp.is_none()
 }
 
-/// Returns whether a claim is marked as the target of an upload.
-pub(super) fn is_target(claim: &PersistentVolumeClaim) -> bool {
-    let annotations = claim.metadata.annotations.as_ref();
-    annotations.is_some_and(|annotations| annotations.contains_key(upload::TARGET))
-}
-
-/// Returns whether a DataVolume was made for a claim, and so never makes one.
-pub(super) fn is_of_claim(volume: &DataVolume) -> bool {
-    let owners = volume.metadata.owner_references.iter().flatten();
-    owners.into_iter().any(|owner| owner.kind == CLAIM)
-}
-
 fn volume(claim: &PersistentVolumeClaim) -> Result<DataVolume, serde_json::Error> {
     let meta = claim.meta();
     let spec = claim.spec.clone().unwrap_or_default();
@@ -110,6 +95,7 @@ mod tests {
     use podvisor_cluster_types::FieldPath;
 
     use super::*;
+    use crate::controller::datavolume::claim::is_of_claim;
 
     fn claim(metadata: serde_json::Value) -> PersistentVolumeClaim {
         let mut metadata = metadata;
