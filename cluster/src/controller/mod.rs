@@ -10,6 +10,7 @@
 //! on.
 
 mod cdi_config;
+mod claims;
 pub mod clone;
 mod context;
 mod datasource;

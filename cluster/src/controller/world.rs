@@ -29,6 +29,7 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 
 use super::Error;
+use super::claims::{Claim, VolumeMode};
 use super::datavolume::{self, DataVolume};
 use super::export;
 use super::objects::{
@@ -37,7 +38,6 @@ use super::objects::{
     VirtualMachineInstanceReplicaSet, VirtualMachineRestore, VirtualMachineSnapshot,
     VirtualMachineSnapshotContent, VolumeSnapshot,
 };
-use super::vmi::{Claim, VolumeMode};
 pub(super) use queues::{Queue, Queues};
 use refs::is_drained;
 use streams::Watches;

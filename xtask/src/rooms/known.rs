@@ -2,11 +2,10 @@
 //! is better than it says is to be struck from it.
 
 /// Directories with a circle, each of which is to be opened.
-pub(super) const CIRCLES: [&str; 4] = [
+pub(super) const CIRCLES: [&str; 3] = [
     "cluster/src",
     "cluster/src/admission",
     "cluster/src/controller",
-    "cluster/src/controller/vmi",
 ];
 
 /// Directories with a circle that is the shape of what they do, each with why it stays.

@@ -86,7 +86,8 @@ pub(super) fn consumer(vmi: &VirtualMachineInstance, own: Pod, image: &str) -> P
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::vmi::{VolumeMode, pod};
+    use crate::controller::claims::VolumeMode;
+    use crate::controller::vmi::pod;
 
     #[test]
     fn a_consumer_asks_for_the_instances_place_and_for_nothing_else() {

@@ -3,21 +3,19 @@
 //! Phases are never skipped in the record, but one observation may pass several of them, so that
 //! an instance costs few requests.
 
-use std::sync::Arc;
-
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use podvisor_cluster_types::vmi::VmiSpec;
 use serde_json::json;
 
+use super::decision::{Action, Decision, Observed, set_phase};
 use super::filled;
 use super::migratable::migratable;
-use super::pod::{self, Claim, PodError};
-use crate::controller::datavolume::VolumeState;
+use super::pod;
+use super::pod_error::PodError;
 use crate::controller::objects::{
-    Condition, Interface, MigrationState, NODE_NAME_LABEL, Phase, PhaseTransition, UNPAUSED_GATE,
-    VMI_FINALIZER, VirtualMachineInstance, VmiStatus, clear_condition, condition, is_true,
-    set_condition,
+    Condition, Interface, MigrationState, NODE_NAME_LABEL, Phase, UNPAUSED_GATE, VMI_FINALIZER,
+    VirtualMachineInstance, VmiStatus, clear_condition, condition, is_true, set_condition,
 };
 use crate::controller::vm;
 
@@ -35,81 +33,11 @@ const WAITING: &[&str] = &[
 /// The condition of an instance whose node says that it is paused.
 const PAUSED: &str = "Paused";
 
-/// What was observed.
-#[allow(missing_debug_implementations, reason = "a closure has none")]
-pub struct Observed<'a> {
-    /// The instance.
-    pub vmi: &'a VirtualMachineInstance,
-    /// The pod that it is in.
-    pub pod: Option<&'a Pod>,
-    /// What a DataVolume of the namespace means for those who use its claim, if it exists.
-    pub volume: &'a dyn Fn(&str) -> Option<VolumeState>,
-    /// Its other pods: where it comes from, or may go.
-    pub others: &'a [Other],
-    /// Whether the migration of its status exists, if that is not over.
-    pub is_migration_known: bool,
-    /// What is known of a claim of the namespace, if it exists.
-    pub claim: &'a dyn Fn(&str) -> Option<Claim>,
-    /// The time.
-    pub now: Time,
-}
-
-/// A pod of an instance that it is not in.
-#[derive(Debug, Clone)]
-pub struct Other {
-    /// It.
-    pub pod: Arc<Pod>,
-    /// A migration that goes on needs it.
-    pub is_wanted: bool,
-}
-
 /// The reason with which a node reports that a VM has left it.
 pub(super) const MOVED: &str = "Moved";
 
 /// How long the other pods have, in seconds: no guest runs in them.
 const GRACE_OF_OTHERS: i64 = 1;
-
-/// Something to do at the API server.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Action {
-    /// Keep the instance until its pod is gone.
-    AddFinalizer,
-    /// Let the instance go.
-    RemoveFinalizer,
-    /// Write the node's name on the instance.
-    SetNodeLabel(String),
-    /// Write into the pod's readiness gate whether the VM is paused.
-    SetGate {
-        /// The pod's name.
-        pod: String,
-        /// Whether it is.
-        is_paused: bool,
-    },
-    /// Make the pod.
-    CreatePod(Box<Pod>),
-    /// Make the pod by which claims are bound; it asks for what this pod would ask for.
-    CreateConsumer(Box<Pod>),
-    /// Delete that pod.
-    DeleteConsumer,
-    /// End the pod, with so many seconds for the guest to power off.
-    DeletePod {
-        /// The pod's name.
-        name: String,
-        /// The pod's unique id.
-        uid: String,
-        /// Seconds.
-        grace: i64,
-    },
-}
-
-/// What is to be written and done, in this order.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Decision {
-    /// The status to write, if it differs.
-    pub status: VmiStatus,
-    /// What follows.
-    pub actions: Vec<Action>,
-}
 
 /// Decides.
 #[must_use]
@@ -144,7 +72,7 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
     }
     match pod {
         None if phase == Phase::Pending && !filled::are_all(observed, &mut decision) => {}
-        None if phase == Phase::Pending => match pod::pod(vmi, &|name| mode(observed, name)) {
+        None if phase == Phase::Pending => match pod::pod(vmi, &|name| observed.mode(name)) {
             Ok(pod) => decision.actions.push(Action::CreatePod(Box::new(pod))),
             Err(error) => set_failure(&mut decision.status, &error, &observed.now),
         },
@@ -163,10 +91,6 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
     }
     decision.actions.extend(deletions_of_others(observed));
     decision
-}
-
-pub(super) fn mode(observed: &Observed<'_>, claim: &str) -> Option<pod::VolumeMode> {
-    (observed.claim)(claim).map(|claim| claim.mode)
 }
 
 /// Ends the pods that nothing needs any more.
@@ -232,17 +156,6 @@ fn set_phases(status: &mut VmiStatus, pod: Option<&Pod>, now: &Time) {
                 None => "PodDeleted".to_owned(),
             };
         }
-    }
-}
-
-pub(super) fn set_phase(status: &mut VmiStatus, phase: Phase, now: &Time) {
-    status.phase = phase;
-    let transitions = &mut status.phase_transition_timestamps;
-    if !transitions.iter().any(|passed| passed.phase == phase) {
-        transitions.push(PhaseTransition {
-            phase,
-            phase_transition_timestamp: Some(now.clone()),
-        });
     }
 }
 

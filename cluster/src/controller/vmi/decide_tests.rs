@@ -1,8 +1,12 @@
+use std::sync::Arc;
+
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::controller::claims::{Claim, VolumeMode};
 use crate::controller::objects::is_true;
+use crate::controller::vmi::decision::Other;
 
 fn at(second: i64) -> Time {
     Time(Timestamp::from_second(1_000_000 + second).unwrap())
@@ -289,7 +293,7 @@ fn a_missing_claim_is_waited_for() {
         is_migration_known: true,
         claim: &|_| {
             Some(Claim {
-                mode: pod::VolumeMode::Filesystem,
+                mode: VolumeMode::Filesystem,
                 is_shared: false,
             })
         },

@@ -1,6 +1,6 @@
 //! Whether the DataVolumes of an instance are filled.
 
-use super::decide::{Action, Decision, Observed, mode, set_phase};
+use super::decision::{Action, Decision, Observed, set_phase};
 use super::pod;
 use crate::controller::datavolume::VolumeState;
 use crate::controller::objects::{Condition, Phase, clear_condition, condition, set_condition};
@@ -38,7 +38,7 @@ pub(super) fn are_all(observed: &Observed<'_>, decision: &mut Decision) -> bool 
             };
             set_condition(conditions, provisioning, now);
             // A claim that does not exist yet leads to another look when it does.
-            let own = pod::pod(observed.vmi, &|name| mode(observed, name)).ok();
+            let own = pod::pod(observed.vmi, &|name| observed.mode(name)).ok();
             actions.extend(own.map(|pod| Action::CreateConsumer(Box::new(pod))));
         }
         _ => {
@@ -74,9 +74,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::controller::claims::{Claim, VolumeMode};
     use crate::controller::objects::{VMI_FINALIZER, VirtualMachineInstance, is_true};
     use crate::controller::vmi::decide;
-    use crate::controller::vmi::pod::{Claim, VolumeMode};
 
     const BLOCK: Claim = Claim {
         mode: VolumeMode::Block,

@@ -5,7 +5,7 @@
 
 use podvisor_cluster_types::vmi::{VmiSpec, Volume};
 
-use super::pod::Claim;
+use crate::controller::claims::Claim;
 
 /// Annotation by which a user accepts that a guest whose card is bridged to the pod network is off
 /// the network after a migration.
@@ -141,8 +141,8 @@ fn is_bridged(spec: &VmiSpec) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::pod::VolumeMode;
     use super::*;
+    use crate::controller::claims::VolumeMode;
 
     fn with(networks: Value, volumes: Value, annotated: bool) -> Result<Method, Obstacle> {
         let spec: VmiSpec = serde_json::from_value(json!({

@@ -7,10 +7,12 @@
 mod budget;
 mod consumer;
 mod decide;
+mod decision;
 mod filled;
 mod hotplug;
 mod migratable;
 mod pod;
+mod pod_error;
 mod size;
 mod target;
 mod volumes;
@@ -27,14 +29,14 @@ use kube::runtime::controller;
 use podvisor_cluster_types::Quantity;
 use serde_json::json;
 
-pub use decide::{Action, Decision, Observed, Other, decide, failure, was_running};
 pub(super) use decide::{container, node, terminated};
+pub use decide::{decide, failure, was_running};
+pub use decision::{Action, Decision, Observed, Other};
 pub(super) use hotplug::{awaits, is_keeper, plugs_at};
 pub use migratable::{Method, Obstacle, migratable};
 pub(super) use pod::without_plugged;
-pub use pod::{
-    CONTAINER, Claim, NO_IMAGE, PodError, RUNTIME_CLASS, VolumeMode, name as pod_name, pod,
-};
+pub use pod::{CONTAINER, NO_IMAGE, RUNTIME_CLASS, name as pod_name, pod};
+pub use pod_error::PodError;
 pub use target::{name as target_name, target};
 pub use volumes::{DEVICES, MOUNTS};
 

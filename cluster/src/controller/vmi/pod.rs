@@ -8,11 +8,13 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use podvisor_cluster_types::Quantity;
-use podvisor_cluster_types::vmi::{CloudInit, Probe, ProbeHandler, VmiSpec, Volume};
+use podvisor_cluster_types::vmi::{Probe, ProbeHandler, VmiSpec};
 use ring::digest::SHA1_FOR_LEGACY_USE_ONLY;
 use serde_json::{Map, Value, json};
 
+use super::pod_error::PodError;
 use super::volumes;
+use crate::controller::claims::VolumeMode;
 use crate::controller::names;
 use crate::controller::objects::{
     COMPONENT_LABEL, CREATED_BY_LABEL, ID_LABEL, LAUNCHER, NAME_LABEL, UNPAUSED_GATE,
@@ -61,69 +63,6 @@ const MILLICORES_OF_VCPU: u64 = 100;
 
 /// How long a guest may take to power off, in seconds, if its specification does not say.
 const DEFAULT_GRACE: i64 = 30;
-
-/// Why an instance cannot have a pod yet.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PodError {
-    /// The specification is not one.
-    #[error("failed to read {field}: {problem}; correct the specification")]
-    Malformed {
-        /// Where.
-        field: String,
-        /// What is wrong.
-        problem: String,
-    },
-    /// A claim does not exist.
-    #[error("PersistentVolumeClaim {claim} of volume {volume} does not exist; create it")]
-    NoClaim {
-        /// The claim.
-        claim: String,
-        /// The volume that names it.
-        volume: String,
-    },
-    /// The API server does not take the pod.
-    #[error("the API server refused the pod: {message}")]
-    Refused {
-        /// What it says.
-        message: String,
-    },
-    /// What is asked for cannot be had.
-    #[error("{field} is not supported; remove it")]
-    Unsupported {
-        /// What is asked for.
-        field: String,
-    },
-}
-
-impl PodError {
-    /// Returns the reason of the condition `Synchronized`.
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::NoClaim { .. } => "FailedPvcNotFound",
-            _ => "FailedCreate",
-        }
-    }
-}
-
-/// How a claim can be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum VolumeMode {
-    /// As a block device.
-    Block,
-    /// As a file system.
-    Filesystem,
-}
-
-/// What is known of a claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Claim {
-    /// How it can be used.
-    pub mode: VolumeMode,
-    /// Several nodes may write it at the same time.
-    pub is_shared: bool,
-}
 
 /// Returns the name of an instance's pod: one per unique id, so that it cannot be created twice.
 #[must_use]
@@ -517,21 +456,6 @@ fn probe_of(probe: &Probe) -> Result<Value, PodError> {
         fields.insert("exec".into(), json!({"command": ["true"]}));
     }
     Ok(value)
-}
-
-/// Returns the secrets of cloud-init's data, each with the name of the volume that shows it.
-pub(super) fn cloud_init_secrets<'a>(
-    volume: &'a Volume,
-    data: &'a CloudInit,
-) -> impl Iterator<Item = (String, &'a str)> {
-    let user = data.secret_ref.as_ref().map(|secret| ("userdata", secret));
-    let network = data
-        .network_data_secret_ref
-        .as_ref()
-        .map(|secret| ("networkdata", secret));
-    user.into_iter()
-        .chain(network)
-        .map(move |(kind, secret)| (format!("{}-{kind}", volume.name), secret.name.as_str()))
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@
 use k8s_openapi::api::core::v1::{Affinity, Pod, PodAffinityTerm, PodAntiAffinity, Probe};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use super::pod::{self, PodError, VolumeMode};
+use super::pod;
+use super::pod_error::PodError;
+use crate::controller::claims::VolumeMode;
 use crate::controller::objects::{
     CREATED_BY_LABEL, MIGRATION_ANNOTATION, MIGRATION_NAME_ANNOTATION, MIGRATION_UID_LABEL,
     VMI_ANNOTATION, VirtualMachineInstance, VirtualMachineInstanceMigration,

@@ -4,10 +4,11 @@
 //! at `/podvisor/volumes/NAME` of the container, or a device `/podvisor/devices/NAME`: the node
 //! finds the sources of the specification's disks and file systems there by their names.
 
-use podvisor_cluster_types::vmi::{VmiSpec, Volume};
+use podvisor_cluster_types::vmi::{CloudInit, VmiSpec, Volume};
 use serde_json::{Value, json};
 
-use super::pod::{PodError, VolumeMode, cloud_init_secrets};
+use super::pod_error::PodError;
+use crate::controller::claims::VolumeMode;
 
 /// Where directories of volumes are.
 pub const MOUNTS: &str = "/podvisor/volumes";
@@ -209,4 +210,19 @@ fn token() -> Value {
             {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}},
         ]}},
     ]}})
+}
+
+/// Returns the secrets of cloud-init's data, each with the name of the volume that shows it.
+fn cloud_init_secrets<'a>(
+    volume: &'a Volume,
+    data: &'a CloudInit,
+) -> impl Iterator<Item = (String, &'a str)> {
+    let user = data.secret_ref.as_ref().map(|secret| ("userdata", secret));
+    let network = data
+        .network_data_secret_ref
+        .as_ref()
+        .map(|secret| ("networkdata", secret));
+    user.into_iter()
+        .chain(network)
+        .map(move |(kind, secret)| (format!("{}-{kind}", volume.name), secret.name.as_str()))
 }

@@ -12,8 +12,8 @@ use podvisor_cluster_types::vmi::{VmiSpec, Volume};
 use serde_json::{Value, json};
 
 use super::super::decide::{container, node, terminated};
-use super::super::pod::Claim;
 use super::keeper::{Kept, keeper, kept_by, name, node_of};
+use crate::controller::claims::Claim;
 use crate::controller::datavolume::VolumeState;
 use crate::controller::objects::{Phase, VirtualMachineInstance};
 

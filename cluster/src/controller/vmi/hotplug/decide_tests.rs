@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::controller::claims::VolumeMode;
 use crate::controller::objects::{ATTACHMENT_ANNOTATION, HOTPLUG};
-use crate::controller::vmi::pod::VolumeMode;
 
 const BLOCK: Claim = Claim {
     mode: VolumeMode::Block,

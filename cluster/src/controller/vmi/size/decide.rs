@@ -18,7 +18,8 @@ use crate::contact::size::ResizeRequest;
 use crate::controller::objects::{
     Condition, VMI_ANNOTATION, VmiStatus, clear_condition, condition, set_condition,
 };
-use crate::controller::vmi::pod::{self, CONTAINER, PodError};
+use crate::controller::vmi::pod::{self, CONTAINER};
+use crate::controller::vmi::pod_error::PodError;
 
 /// The condition of an instance whose VM is to have more CPUs.
 pub(super) const CPUS: &str = "HotVCPUChange";
