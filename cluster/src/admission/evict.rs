@@ -5,27 +5,16 @@
 //! controller moves it, and who drains asks again until the pod is gone.
 
 use k8s_openapi::api::core::v1::Pod;
-use podvisor_cluster_types::vmi::VmiStatus;
-use serde_json::{Value, json};
 
-use super::{Request, Response, lookup::Lookup};
+use super::{
+    Request, Response,
+    lookup::{Evicted, Lookup},
+};
 
 /// Label of every pod that is a VM, and of those that keep a volume for one; and its values.
 const COMPONENT: &str = "kubevirt.io";
 const LAUNCHER: &str = "virt-launcher";
 const HOTPLUG: &str = "hotplug-disk";
-
-/// A VMI, as far as an eviction is concerned.
-#[derive(Debug, Clone, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Evicted {
-    /// Its unique id.
-    pub uid: String,
-    /// What is to happen when its pod is evicted.
-    pub strategy: String,
-    /// Its status.
-    pub status: VmiStatus,
-}
 
 /// What becomes of an eviction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,16 +135,10 @@ fn outcome(name: &str, vmi: &Evicted, node: &str) -> Outcome {
     }
 }
 
-/// The patch that marks a VMI; it is refused if the VMI is another one.
-pub(super) fn mark(uid: &str, node: &str) -> Value {
-    json!({
-        "metadata": { "uid": uid },
-        "status": { "evacuationNodeName": node },
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn vmi(strategy: &str, migratable: Option<bool>) -> Evicted {

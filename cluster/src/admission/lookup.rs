@@ -17,13 +17,25 @@ use podvisor_cluster_types::{
     vmi::VmiStatus,
 };
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{Evicted, User, evict};
+use super::User;
 use crate::{
     controller::objects::{VirtualMachineRestore, is_true},
     instancetypes::Specs,
 };
+
+/// A VMI, as far as an eviction is concerned.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Evicted {
+    /// Its unique id.
+    pub uid: String,
+    /// What is to happen when its pod is evicted.
+    pub strategy: String,
+    /// Its status.
+    pub status: VmiStatus,
+}
 
 /// What validation asks the cluster.
 pub trait Lookup: Specs {
@@ -166,7 +178,7 @@ impl Lookup for ClusterLookup {
         uid: &str,
         node: &str,
     ) -> Result<(), kube::Error> {
-        let mark = Patch::Merge(evict::mark(uid, node));
+        let mark = Patch::Merge(mark(uid, node));
         self.api(namespace, "VirtualMachineInstance")
             .patch_status(name, &PatchParams::default(), &mark)
             .await
@@ -268,5 +280,13 @@ pub(super) fn part<T: DeserializeOwned + Default>(object: &Value, name: &str) ->
             format_args!("cannot be read: {error}"),
         );
         causes.into_vec().remove(0)
+    })
+}
+
+/// The patch that marks a VMI; it is refused if the VMI is another one.
+fn mark(uid: &str, node: &str) -> Value {
+    json!({
+        "metadata": { "uid": uid },
+        "status": { "evacuationNodeName": node },
     })
 }

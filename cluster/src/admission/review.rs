@@ -112,6 +112,16 @@ impl Response {
         Self::Allowed(Vec::new())
     }
 
+    /// Taken as it is, unless there are causes to refuse it.
+    #[must_use]
+    pub(super) fn of(causes: Vec<Cause>) -> Self {
+        if causes.is_empty() {
+            Self::allowed()
+        } else {
+            Self::Invalid(causes)
+        }
+    }
+
     /// Whether the request may go on.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {

@@ -10,18 +10,19 @@ use podvisor_cluster_types::{
 use super::{
     Request, Response,
     lookup::{Lookup, part},
-    validate::judged,
 };
 
 pub(super) fn create_snapshot(request: &Request) -> Result<Response, Cause> {
     let spec: SnapshotSpec = part(&request.object, "spec")?;
-    Ok(judged(spec.validate(&FieldPath::new("spec"))))
+    Ok(Response::of(spec.validate(&FieldPath::new("spec"))))
 }
 
 pub(super) fn update_snapshot(request: &Request) -> Result<Response, Cause> {
     let old: SnapshotSpec = part(&request.old_object, "spec")?;
     let new: SnapshotSpec = part(&request.object, "spec")?;
-    Ok(judged(new.validate_update(&old, &FieldPath::new("spec"))))
+    Ok(Response::of(
+        new.validate_update(&old, &FieldPath::new("spec")),
+    ))
 }
 
 pub(super) async fn create_restore(request: &Request, lookup: &impl Lookup) -> Response {
@@ -54,24 +55,28 @@ pub(super) async fn create_restore(request: &Request, lookup: &impl Lookup) -> R
             }
         }
     }
-    judged(causes)
+    Response::of(causes)
 }
 
 pub(super) fn update_restore(request: &Request) -> Result<Response, Cause> {
     let old: RestoreSpec = part(&request.old_object, "spec")?;
     let new: RestoreSpec = part(&request.object, "spec")?;
-    Ok(judged(new.validate_update(&old, &FieldPath::new("spec"))))
+    Ok(Response::of(
+        new.validate_update(&old, &FieldPath::new("spec")),
+    ))
 }
 
 pub(super) fn create_clone(request: &Request) -> Result<Response, Cause> {
     let spec: CloneSpec = part(&request.object, "spec")?;
-    Ok(judged(spec.validate(&FieldPath::new("spec"))))
+    Ok(Response::of(spec.validate(&FieldPath::new("spec"))))
 }
 
 pub(super) fn update_clone(request: &Request) -> Result<Response, Cause> {
     let old: CloneSpec = part(&request.old_object, "spec")?;
     let new: CloneSpec = part(&request.object, "spec")?;
-    Ok(judged(new.validate_update(&old, &FieldPath::new("spec"))))
+    Ok(Response::of(
+        new.validate_update(&old, &FieldPath::new("spec")),
+    ))
 }
 
 /// Causes to refuse a change of a virtual machine that a snapshot or a restore has locked.

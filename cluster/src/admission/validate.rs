@@ -67,14 +67,6 @@ pub async fn validate(request: &Request, policy: &Policy, lookup: &impl Lookup) 
     result.unwrap_or_else(|cause| Response::Invalid(vec![cause]))
 }
 
-pub(super) fn judged(causes: Vec<Cause>) -> Response {
-    if causes.is_empty() {
-        Response::allowed()
-    } else {
-        Response::Invalid(causes)
-    }
-}
-
 fn create_vmi(request: &Request, policy: &Policy) -> Result<Response, Cause> {
     let spec: VmiSpec = part(&request.object, "spec")?;
     let path = FieldPath::new("spec");
@@ -101,7 +93,7 @@ fn update_vmi(request: &Request, policy: &Policy) -> Result<Response, Cause> {
             // What is plugged in comes from a user.
             causes.extend(new.validate(&policy.config.rules, &path));
         }
-        return Ok(judged(causes));
+        return Ok(Response::of(causes));
     }
     let mut causes = Causes::default();
     let (old_labels, labels) = (request.old_meta().labels, request.meta().labels);
@@ -116,7 +108,7 @@ fn update_vmi(request: &Request, policy: &Policy) -> Result<Response, Cause> {
     }
     let mut causes = causes.into_vec();
     causes.extend(validate_spec_update(&old, &new, &path));
-    Ok(judged(causes))
+    Ok(Response::of(causes))
 }
 
 fn vm(request: &Request, policy: &Policy) -> Result<Response, Cause> {
@@ -201,7 +193,7 @@ async fn foreign_templates(
 fn replica_set(request: &Request, policy: &Policy) -> Result<Response, Cause> {
     let spec: ReplicaSetSpec = part(&request.object, "spec")?;
     let path = FieldPath::new("spec");
-    Ok(judged(spec.validate(
+    Ok(Response::of(spec.validate(
         &policy.config.defaults,
         &policy.config.rules,
         &path,
@@ -222,13 +214,13 @@ fn kubevirt(request: &Request, policy: &Policy) -> Result<Response, Cause> {
     }
     let spec: KubeVirtSpec = part(&request.object, "spec")?;
     let given = request.object.get("spec").unwrap_or(&Value::Null);
-    Ok(judged(spec.validate(given, &FieldPath::new("spec"))))
+    Ok(Response::of(spec.validate(given, &FieldPath::new("spec"))))
 }
 
 fn migration_policy(request: &Request) -> Result<Response, Cause> {
     let spec: MigrationPolicySpec = part(&request.object, "spec")?;
     let path = FieldPath::new("spec");
-    Ok(judged(spec.validate(&path)))
+    Ok(Response::of(spec.validate(&path)))
 }
 
 async fn create_migration(request: &Request, policy: &Policy, lookup: &impl Lookup) -> Response {
@@ -289,26 +281,28 @@ async fn create_migration(request: &Request, policy: &Policy, lookup: &impl Look
 
 fn create_volume(request: &Request) -> Result<Response, Cause> {
     let spec: DataVolumeSpec = part(&request.object, "spec")?;
-    Ok(judged(
+    Ok(Response::of(
         spec.validate_in(&request.namespace, &FieldPath::new("spec")),
     ))
 }
 
 fn create_export(request: &Request) -> Result<Response, Cause> {
     let spec: ExportSpec = part(&request.object, "spec")?;
-    Ok(judged(spec.validate(&FieldPath::new("spec"))))
+    Ok(Response::of(spec.validate(&FieldPath::new("spec"))))
 }
 
 fn update_export(request: &Request) -> Result<Response, Cause> {
     let old: ExportSpec = part(&request.old_object, "spec")?;
     let new: ExportSpec = part(&request.object, "spec")?;
-    Ok(judged(new.validate_update(&old, &FieldPath::new("spec"))))
+    Ok(Response::of(
+        new.validate_update(&old, &FieldPath::new("spec")),
+    ))
 }
 
 fn data_source(request: &Request) -> Result<Response, Cause> {
     let spec: DataSourceSpec = part(&request.object, "spec")?;
     let path = FieldPath::new("spec");
-    Ok(judged(spec.validate_in(&request.namespace, &path)))
+    Ok(Response::of(spec.validate_in(&request.namespace, &path)))
 }
 
 fn update_volume(request: &Request) -> Result<Response, Cause> {
@@ -318,7 +312,9 @@ fn update_volume(request: &Request) -> Result<Response, Cause> {
     }
     let old: DataVolumeSpec = part(&request.old_object, "spec")?;
     let new: DataVolumeSpec = part(&request.object, "spec")?;
-    Ok(judged(new.validate_update(&old, &FieldPath::new("spec"))))
+    Ok(Response::of(
+        new.validate_update(&old, &FieldPath::new("spec")),
+    ))
 }
 
 fn update_migration(request: &Request) -> Result<Response, Cause> {
@@ -335,7 +331,7 @@ fn update_migration(request: &Request) -> Result<Response, Cause> {
         );
         causes.extend(more.into_vec());
     }
-    Ok(judged(causes))
+    Ok(Response::of(causes))
 }
 
 #[cfg(test)]
