@@ -7,9 +7,9 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::runtime::controller;
 
-use super::datavolume::{VolumeState, follow};
+use super::datavolume::follow;
 use super::error::Error;
-use super::objects::{Condition, DataSource, VolumeSnapshot, set_condition};
+use super::objects::{Condition, DataSource, VolumeSnapshot, VolumeState, set_condition};
 use super::{Context, patch};
 
 /// How often a snapshot is looked at that is not ready.

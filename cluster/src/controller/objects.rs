@@ -43,6 +43,9 @@ pub const LAUNCHER: &str = "virt-launcher";
 /// The value of [`COMPONENT_LABEL`] of pods that keep a claim on a VM's node.
 pub const HOTPLUG: &str = "hotplug-disk";
 
+/// The value of [`COMPONENT_LABEL`] of pods that serve exports.
+pub const EXPORTER: &str = "virt-exporter";
+
 /// Label of a pod: the unique id of its instance.
 pub const CREATED_BY_LABEL: &str = "kubevirt.io/created-by";
 
@@ -176,6 +179,7 @@ resource!(
 
 mod clone;
 mod datasource;
+mod datavolume;
 mod export;
 mod kubevirt;
 mod migration;
@@ -183,6 +187,8 @@ mod snapshot;
 
 pub use clone::{ClonePhase, CloneStatus, VirtualMachineClone};
 pub use datasource::{DataSource, DataSourceStatus};
+pub(crate) use datavolume::{CDI_COMPONENT_LABEL, IMPORTER, annotation};
+pub use datavolume::{DataVolume, DataVolumePhase, DataVolumeStatus, VolumeState};
 pub use export::{
     ExportFormat, ExportLink, ExportLinks, ExportPhase, ExportStatus, ExportVolume,
     VirtualMachineExport,

@@ -30,13 +30,11 @@ use kube::{Api, Client, Resource};
 
 use super::Error;
 use super::claims::{Claim, VolumeMode};
-use super::datavolume::{self, DataVolume};
-use super::export;
 use super::objects::{
-    COMPONENT_LABEL, DataSource, HOTPLUG, LAUNCHER, VirtualMachine, VirtualMachineClone,
-    VirtualMachineExport, VirtualMachineInstance, VirtualMachineInstanceMigration,
-    VirtualMachineInstanceReplicaSet, VirtualMachineRestore, VirtualMachineSnapshot,
-    VirtualMachineSnapshotContent, VolumeSnapshot,
+    CDI_COMPONENT_LABEL, COMPONENT_LABEL, DataSource, DataVolume, EXPORTER, HOTPLUG, IMPORTER,
+    LAUNCHER, VirtualMachine, VirtualMachineClone, VirtualMachineExport, VirtualMachineInstance,
+    VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet, VirtualMachineRestore,
+    VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
 };
 pub(super) use queues::{Queue, Queues};
 use refs::is_drained;
@@ -76,8 +74,8 @@ impl World {
         let all = watcher::Config::default;
         let of_vms = format!("{COMPONENT_LABEL} in ({LAUNCHER},{HOTPLUG})");
         let launchers = format!("{COMPONENT_LABEL}={LAUNCHER}");
-        let importers = format!("{}={}", datavolume::COMPONENT_LABEL, datavolume::IMPORTER);
-        let exporters = format!("{COMPONENT_LABEL}={}", export::EXPORTER);
+        let importers = format!("{CDI_COMPONENT_LABEL}={IMPORTER}");
+        let exporters = format!("{COMPONENT_LABEL}={EXPORTER}");
         let mut watches = Watches::new(client.clone(), namespace.clone());
         let world = Self {
             client,

@@ -5,8 +5,9 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::{Api, Resource as _};
-use podvisor_cluster::controller::datavolume::{self, DataVolume, VolumeState};
-use podvisor_cluster::controller::objects::{self, VirtualMachine};
+use podvisor_cluster::controller::objects::{
+    self, DataVolume, DataVolumePhase, VirtualMachine, VolumeState,
+};
 use serde_json::{Value, json};
 
 use super::scene::{Controller, LIMIT, Scene, machine};
@@ -52,7 +53,7 @@ impl Disks {
         }
     }
 
-    pub(super) async fn in_phase(&self, name: &str, phase: datavolume::Phase) -> DataVolume {
+    pub(super) async fn in_phase(&self, name: &str, phase: DataVolumePhase) -> DataVolume {
         self.volume(name, |volume| volume.status.phase == phase)
             .await
     }
@@ -143,7 +144,7 @@ async fn a_machine_waits_for_the_disk_of_its_template() {
     let size = &claim.spec.unwrap().resources.unwrap().requests.unwrap()["storage"];
     assert_eq!(size.0, "1084Mi");
     let volume = disks
-        .in_phase("vm-disk", datavolume::Phase::ImportScheduled)
+        .in_phase("vm-disk", DataVolumePhase::ImportScheduled)
         .await;
     assert!(scene.vmis.get_opt("vm").await.unwrap().is_none());
 
@@ -163,9 +164,7 @@ async fn a_machine_waits_for_the_disk_of_its_template() {
     disks.report(&pod, "Running", 1, runs, json!({})).await;
     scene.becomes("vm", "Provisioning").await;
     disks.succeed(&volume).await;
-    let volume = disks
-        .in_phase("vm-disk", datavolume::Phase::Succeeded)
-        .await;
+    let volume = disks.in_phase("vm-disk", DataVolumePhase::Succeeded).await;
     assert_eq!(volume.status.progress, "100.0%");
     let owner = &volume.metadata.owner_references.as_ref().unwrap()[0];
     assert_eq!(
@@ -201,14 +200,12 @@ async fn a_controller_that_is_killed_at_any_step_imports_once() {
     disks.bind("a").await;
     drop(first);
     let second = start(2);
-    let volume = disks
-        .in_phase("a", datavolume::Phase::ImportScheduled)
-        .await;
+    let volume = disks.in_phase("a", DataVolumePhase::ImportScheduled).await;
     let pod = disks.importer(&volume).await;
     drop(second);
     disks.succeed(&volume).await;
     let third = start(3);
-    disks.in_phase("a", datavolume::Phase::Succeeded).await;
+    disks.in_phase("a", DataVolumePhase::Succeeded).await;
     drop(third);
     let gone = await_condition(scene.pods.clone(), pod.metadata.name.as_deref().unwrap(), {
         |pod: Option<&Pod>| pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
@@ -222,7 +219,7 @@ async fn a_controller_that_is_killed_at_any_step_imports_once() {
         .await
         .unwrap();
     let _fourth = start(4);
-    disks.in_phase("a", datavolume::Phase::Succeeded).await;
+    disks.in_phase("a", DataVolumePhase::Succeeded).await;
     tokio::time::timeout(LIMIT, gone).await.unwrap().unwrap();
     let list = ListParams::default().labels("cdi.kubevirt.io=importer");
     for pod in scene.pods.list(&list).await.unwrap() {
@@ -255,7 +252,7 @@ async fn a_copy_is_made_when_nobody_writes_to_its_source() {
         .await;
     disks.bind("golden").await;
     let golden = disks
-        .in_phase("golden", datavolume::Phase::ImportScheduled)
+        .in_phase("golden", DataVolumePhase::ImportScheduled)
         .await;
     disks.succeed(&golden).await;
     disks.bind("copy").await;
@@ -268,7 +265,7 @@ async fn a_copy_is_made_when_nobody_writes_to_its_source() {
     let at_once = DeleteParams::default().grace_period(0);
     scene.pods.delete("user", &at_once).await.unwrap();
     let copy = disks
-        .in_phase("copy", datavolume::Phase::CloneScheduled)
+        .in_phase("copy", DataVolumePhase::CloneScheduled)
         .await;
     let pod = disks.importer(&copy).await;
     let args = pod.spec.unwrap().containers[0].args.clone().unwrap();
@@ -277,7 +274,7 @@ async fn a_copy_is_made_when_nobody_writes_to_its_source() {
         "{args:?}"
     );
     disks.succeed(&copy).await;
-    disks.in_phase("copy", datavolume::Phase::Succeeded).await;
+    disks.in_phase("copy", DataVolumePhase::Succeeded).await;
 
     let name = "cdi.kubevirt.io/storage.deleteAfterCompletion";
     let drop = Patch::Merge(json!({"metadata": {"annotations": {name: "true"}}}));
@@ -313,11 +310,11 @@ async fn a_class_that_waits_for_a_consumer_and_a_claim_of_others_are_left_alone(
     waits["storage"]["storageClassName"] = json!("waits");
     disks.create("later", waits).await;
     disks
-        .in_phase("later", datavolume::Phase::WaitForFirstConsumer)
+        .in_phase("later", DataVolumePhase::WaitForFirstConsumer)
         .await;
     disks.bind("later").await;
     let volume = disks
-        .in_phase("later", datavolume::Phase::ImportScheduled)
+        .in_phase("later", DataVolumePhase::ImportScheduled)
         .await;
     disks.importer(&volume).await;
 
@@ -343,7 +340,7 @@ async fn a_class_that_waits_for_a_consumer_and_a_claim_of_others_are_left_alone(
         .patch("vm-disk", &params, &chosen)
         .await
         .unwrap();
-    let volume = disks.in_phase("vm-disk", datavolume::Phase::Pending).await;
+    let volume = disks.in_phase("vm-disk", DataVolumePhase::Pending).await;
     disks.importer(&volume).await;
 
     let foreign: PersistentVolumeClaim = serde_json::from_value(json!({

@@ -3,7 +3,7 @@
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use podvisor_cluster::controller::objects::{
-    ClonePhase, VirtualMachine, VirtualMachineClone, VirtualMachineInstance,
+    ClonePhase, VirtualMachine, VirtualMachineClone, VirtualMachineInstance, VolumeState,
 };
 use serde_json::{Value, json};
 
@@ -229,9 +229,7 @@ async fn disks_of_templates_are_restored_in_their_place() {
     );
     let disks = super::datavolumes::Disks::of(&scene);
     disks
-        .volume("root", |volume| {
-            volume.state() == podvisor_cluster::controller::datavolume::VolumeState::Ready
-        })
+        .volume("root", |volume| volume.state() == VolumeState::Ready)
         .await;
     let claim = storage.claims.get("root").await.unwrap();
     assert_eq!(

@@ -2,8 +2,9 @@
 
 use kube::Api;
 use kube::api::PostParams;
-use podvisor_cluster::controller::datavolume::Phase;
-use podvisor_cluster::controller::objects::{DataSource, VolumeSnapshot, condition};
+use podvisor_cluster::controller::objects::{
+    DataSource, DataVolumePhase as Phase, VolumeSnapshot, condition,
+};
 use serde_json::{Value, json};
 
 use super::csi::{Storage, reached, ready, reason};

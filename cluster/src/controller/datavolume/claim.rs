@@ -8,7 +8,7 @@ use podvisor_cluster_types::Quantity;
 use podvisor_cluster_types::datavolume::GROUP;
 use serde_json::{Value, json};
 
-use super::object::{DataVolume, annotation};
+use crate::controller::objects::{DataVolume, annotation};
 use crate::upload;
 
 /// Annotation of a claim: how far the pod is that fills it. That it succeeded is written here

@@ -11,11 +11,10 @@ use kube::api::PostParams;
 use kube::{Api, Resource};
 use podvisor_cluster_types::datavolume::ForeignSource;
 
-use super::object::DataVolume;
 use super::{claim, foreign, pod};
 use crate::certificates::{Authority, AuthorityStore, BUNDLE, CertificateError, Issued};
 use crate::controller::error::{Error, code};
-use crate::controller::objects::VirtualMachineExport;
+use crate::controller::objects::{DataVolume, VirtualMachineExport};
 use crate::copy::{Grant, TOKEN, sender_name};
 use crate::token::{KeyError, KeyStore};
 use crate::upload::server_name;

@@ -12,9 +12,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use podvisor_cluster_types::Quantity;
 
 use super::claim::{self, Content, content, is_of_claim};
-use super::object::{DataVolume, DataVolumeStatus, Phase, VolumeState};
 use super::pod::{self, Devices};
-use crate::controller::objects::{Condition, set_condition};
+use crate::controller::objects::{
+    Condition, DataVolume, DataVolumePhase as Phase, DataVolumeStatus, IMPORTER, VolumeState,
+    set_condition,
+};
 pub use foreign::Foreign;
 
 /// How often a running importer is asked for its progress.
@@ -337,7 +339,7 @@ fn fill(observed: &Observed<'_>, claim: &PersistentVolumeClaim, decision: &mut D
 
 /// Returns the address of a pod that takes an upload or a copy, if it is ready.
 fn ready_address(pod: &Pod) -> Option<&str> {
-    let is_ready = container(pod, pod::IMPORTER).is_some_and(|container| {
+    let is_ready = container(pod, IMPORTER).is_some_and(|container| {
         let state = container.state.as_ref();
         container.ready && state.is_some_and(|state| state.running.is_some())
     });
@@ -377,7 +379,7 @@ fn import(observed: &Observed<'_>, pod: &Pod, is_bound: bool, decision: &mut Dec
     let restarts = pod::restarts(pod);
     let status = &mut decision.status;
     status.restart_count = Some(restarts.max(status.restart_count.unwrap_or(0)));
-    let container = container(pod, pod::IMPORTER);
+    let container = container(pod, IMPORTER);
     let state = container.and_then(|container| container.state.as_ref());
     let phase = pod
         .status
@@ -392,7 +394,7 @@ fn import(observed: &Observed<'_>, pod: &Pod, is_bound: bool, decision: &mut Dec
         status.phase = in_progress(observed);
         let message = failure(pod, container);
         running(decision, observed, "Error", &message);
-        let wait = remaining(pod, pod::IMPORTER, restarts, &observed.now);
+        let wait = remaining(pod, IMPORTER, restarts, &observed.now);
         if wait.is_zero() {
             end_pod(observed, decision);
         } else {

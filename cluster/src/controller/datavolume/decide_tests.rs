@@ -2,7 +2,6 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::controller::datavolume::VolumeState;
 use crate::controller::objects::condition;
 
 fn at(second: i64) -> Time {

@@ -12,9 +12,9 @@ use podvisor_cluster_types::datavolume::ForeignSource;
 use podvisor_cluster_types::names::is_dns_label;
 use serde_json::json;
 
-use super::object::DataVolume;
 use super::pod;
 use crate::controller::error::{Error, code, is_gone};
+use crate::controller::objects::{CDI_COMPONENT_LABEL, DataVolume};
 use crate::controller::{Context, patch};
 use crate::upload;
 
@@ -159,7 +159,7 @@ pub(super) fn pod(volume: &DataVolume, of: Sender<'_>) -> Result<Pod, serde_json
         "metadata": {
             "name": name,
             "namespace": of.namespace,
-            "labels": {"app": "containerized-data-importer", pod::COMPONENT_LABEL: COMPONENT},
+            "labels": {"app": "containerized-data-importer", CDI_COMPONENT_LABEL: COMPONENT},
             "annotations": {
                 pod::RESTARTS: of.restarts.to_string(), ADDRESS: of.address, FOR: of_volume,
             },

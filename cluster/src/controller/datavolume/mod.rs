@@ -7,7 +7,6 @@ mod claim;
 mod credentials;
 mod decide;
 mod foreign;
-mod object;
 mod pod;
 mod progress;
 mod sources;
@@ -25,18 +24,17 @@ use kube::runtime::controller;
 use serde_json::json;
 
 pub use decide::{Action, Decision, Foreign, Observed, Source, decide};
-pub use object::{DataVolume, DataVolumeStatus, Phase, VolumeState};
 
 pub(super) use claim::is_filled;
 pub(super) use credentials::Importers;
-pub(super) use pod::{COMPONENT_LABEL, IMPORTER, confined};
+pub(super) use pod::confined;
 pub(super) use sources::follow;
 
 use foreign::Facts;
 use sources::Resolved;
 
 use super::error::{Error, code, is_gone};
-use super::objects::condition;
+use super::objects::{DataVolume, DataVolumePhase as Phase, condition};
 use super::{Context, expectations, patch};
 
 /// Annotation of the class for disks of VMs.

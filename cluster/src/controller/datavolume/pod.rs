@@ -5,16 +5,10 @@ use podvisor_cluster_types::datavolume::GROUP;
 use serde_json::{Value, json};
 
 use super::claim::owner;
-use super::object::{DataVolume, annotation};
 use crate::controller::names;
+use crate::controller::objects::{CDI_COMPONENT_LABEL, DataVolume, IMPORTER, annotation};
 use crate::copy;
 use crate::upload;
-
-/// Label of importers, with the value [`IMPORTER`].
-pub(in crate::controller) const COMPONENT_LABEL: &str = "cdi.kubevirt.io";
-
-/// See [`COMPONENT_LABEL`]; also the name of the pod's container.
-pub(in crate::controller) const IMPORTER: &str = "importer";
 
 /// Where its progress is asked.
 pub(super) const PORT: u16 = 8080;
@@ -210,7 +204,7 @@ pub(super) fn pod(
         "metadata": {
             "name": name(volume),
             "namespace": volume.metadata.namespace,
-            "labels": {"app": "containerized-data-importer", COMPONENT_LABEL: IMPORTER},
+            "labels": {"app": "containerized-data-importer", CDI_COMPONENT_LABEL: IMPORTER},
             "annotations": {RESTARTS: restarts.to_string()},
             "ownerReferences": [owner(volume)],
         },

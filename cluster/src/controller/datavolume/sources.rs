@@ -7,10 +7,9 @@ use kube::Api;
 use podvisor_cluster_types::datavolume::{DataVolumeSource, ForeignSource, ObjectSource};
 use podvisor_cluster_types::names::is_dns_subdomain;
 
-use super::object::DataVolume;
 use crate::controller::Context;
 use crate::controller::error::Error;
-use crate::controller::objects::{DataSource, VolumeSnapshot};
+use crate::controller::objects::{DataSource, DataVolume, VolumeSnapshot};
 
 /// So many DataSources lead to each other at most.
 const DEPTH: usize = 4;

@@ -11,10 +11,10 @@ use kube::{Api, Resource as _};
 use podvisor_cluster_types::datavolume::{GROUP, VERSION};
 use serde_json::json;
 
-use super::DataVolume;
 use super::claim::{CLAIM, is_filled, is_target};
 use crate::controller::Context;
 use crate::controller::error::{Error, code};
+use crate::controller::objects::DataVolume;
 use crate::upload;
 
 /// The reason of an event that says why there is no upload: that for which `virtctl` looks.

@@ -18,7 +18,6 @@ use kube::runtime::controller;
 use podvisor_cluster_types::export::ExportSource;
 
 pub use decide::{Action, Decision, Observed, decide};
-pub(super) use object::EXPORTER;
 pub use source::{Obstacle, Source, Volume};
 
 use super::error::{Error, code, is_gone};

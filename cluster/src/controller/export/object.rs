@@ -11,13 +11,10 @@ use serde_json::json;
 
 use super::source::Volume;
 use crate::controller::objects::{
-    COMPONENT_LABEL, VirtualMachineExport, VolumeBackup, VolumeSnapshot,
+    COMPONENT_LABEL, EXPORTER, VirtualMachineExport, VolumeBackup, VolumeSnapshot,
 };
 use crate::controller::{datavolume, names, restore};
 use crate::export::{PORT, TOKEN};
-
-/// The value of [`COMPONENT_LABEL`] of pods that serve exports.
-pub(in crate::controller) const EXPORTER: &str = "virt-exporter";
 
 /// Label of a pod: the unique id of its export, which the Service selects.
 const EXPORT_LABEL: &str = "kubevirt.io.virt-export-service";

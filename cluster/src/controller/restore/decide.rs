@@ -14,11 +14,10 @@ use k8s_openapi::jiff::SignedDuration;
 use podvisor_cluster_types::snapshot::{GRACE_PERIOD, Naming, Readiness};
 
 use super::{RESTORE_FINALIZER, RestoreError, claims, target};
-use crate::controller::datavolume::DataVolume;
 use crate::controller::objects::{
-    Condition, RestoreStatus, SnapshotPhase, SourceMachine, VirtualMachine, VirtualMachineInstance,
-    VirtualMachineRestore, VirtualMachineSnapshot, VirtualMachineSnapshotContent, VmSpec,
-    VolumeSnapshot, is_true, set_condition,
+    Condition, DataVolume, RestoreStatus, SnapshotPhase, SourceMachine, VirtualMachine,
+    VirtualMachineInstance, VirtualMachineRestore, VirtualMachineSnapshot,
+    VirtualMachineSnapshotContent, VmSpec, VolumeSnapshot, is_true, set_condition,
 };
 use crate::controller::snapshot::{claim_of, locked_by, restored_by};
 

@@ -23,10 +23,10 @@ use serde_json::json;
 pub(super) use claims::claim_spec;
 pub use decide::{Action, Decision, Observed, decide};
 
-use super::datavolume::DataVolume;
 use super::error::{Error, code, is_gone};
 use super::objects::{
-    VirtualMachine, VirtualMachineInstance, VirtualMachineRestore, VolumeSnapshot, is_true,
+    DataVolume, VirtualMachine, VirtualMachineInstance, VirtualMachineRestore, VolumeSnapshot,
+    is_true,
 };
 use super::{Context, expectations, patch, vm};
 

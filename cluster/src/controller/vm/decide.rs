@@ -12,9 +12,8 @@ use serde_json::Value;
 
 use super::volumes::Volumes;
 use super::{live, printable};
-use crate::controller::datavolume::DataVolume;
 use crate::controller::objects::{
-    Condition, Phase, StartFailure, StateChangeRequest, VM_FINALIZER, VirtualMachine,
+    Condition, DataVolume, Phase, StartFailure, StateChangeRequest, VM_FINALIZER, VirtualMachine,
     VirtualMachineInstance, VmStatus, clear_condition, condition, set_condition,
 };
 use crate::controller::snapshot::restored_by;

@@ -25,11 +25,10 @@ pub use decide::{Action, Decision, Observed, RunStrategy, decide};
 pub use volumes::Volumes;
 pub(super) use volumes::uses;
 
-use super::datavolume::{self, DataVolume};
 use super::error::{Error, code, is_gone};
 use super::objects::{
-    Condition, VM_FINALIZER, VMI_FINALIZER, VirtualMachine, VirtualMachineInstance, VmStatus,
-    set_condition,
+    Condition, DataVolume, VM_FINALIZER, VMI_FINALIZER, VirtualMachine, VirtualMachineInstance,
+    VmStatus, set_condition,
 };
 use super::{Context, expectations, patch, snapshot};
 use crate::instancetypes::{self, ExpandError};

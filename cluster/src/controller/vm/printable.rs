@@ -1,8 +1,8 @@
 //! A virtual machine's state in a word, for `kubectl get vm`.
 
-use crate::controller::datavolume::VolumeState;
 use crate::controller::objects::{
-    Condition, Phase, VirtualMachine, VirtualMachineInstance, VmStatus, condition, is_true,
+    Condition, Phase, VirtualMachine, VirtualMachineInstance, VmStatus, VolumeState, condition,
+    is_true,
 };
 
 /// Returns the word; `starts`: an instance is to be made, now or after a wait; `volumes`: the state

@@ -9,8 +9,7 @@ use podvisor_cluster_types::vm::DataVolumeTemplate;
 use serde_json::Value;
 
 use super::owner_reference;
-use crate::controller::datavolume::{DataVolume, VolumeState};
-use crate::controller::objects::{CREATED_BY_LABEL, VirtualMachine};
+use crate::controller::objects::{CREATED_BY_LABEL, DataVolume, VirtualMachine, VolumeState};
 use crate::copy::{ACCOUNT, DEFAULT_ACCOUNT};
 
 /// The DataVolumes of a virtual machine.

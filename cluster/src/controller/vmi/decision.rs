@@ -6,8 +6,9 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::controller::claims::{Claim, VolumeMode};
-use crate::controller::datavolume::VolumeState;
-use crate::controller::objects::{Phase, PhaseTransition, VirtualMachineInstance, VmiStatus};
+use crate::controller::objects::{
+    Phase, PhaseTransition, VirtualMachineInstance, VmiStatus, VolumeState,
+};
 
 /// What was observed.
 #[allow(missing_debug_implementations, reason = "a closure has none")]

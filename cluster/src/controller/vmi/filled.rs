@@ -2,8 +2,9 @@
 
 use super::decision::{Action, Decision, Observed, set_phase};
 use super::pod;
-use crate::controller::datavolume::VolumeState;
-use crate::controller::objects::{Condition, Phase, clear_condition, condition, set_condition};
+use crate::controller::objects::{
+    Condition, Phase, VolumeState, clear_condition, condition, set_condition,
+};
 
 /// Returns whether all DataVolumes of an instance are filled, and records it. Without those that
 /// never will be, the instance is over.

@@ -14,11 +14,10 @@ use super::refs::{
     owner, restores_of, restores_to, restores_with, snapshot_of, snapshot_with, snapshots_of,
     sources_of, users, volumes_of, waiting, waiting_migrations,
 };
-use crate::controller::datavolume::{self, DataVolume};
 use crate::controller::objects::{
-    DataSource, VirtualMachine, VirtualMachineClone, VirtualMachineExport, VirtualMachineInstance,
-    VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet, VirtualMachineRestore,
-    VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
+    DataSource, DataVolume, VirtualMachine, VirtualMachineClone, VirtualMachineExport,
+    VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
+    VirtualMachineRestore, VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
 };
 
 /// An object whose changes concern controllers.

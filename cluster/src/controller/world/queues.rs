@@ -8,11 +8,10 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use tokio::sync::mpsc;
 
-use crate::controller::datavolume::DataVolume;
 use crate::controller::objects::{
-    DataSource, VirtualMachine, VirtualMachineClone, VirtualMachineExport, VirtualMachineInstance,
-    VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet, VirtualMachineRestore,
-    VirtualMachineSnapshot,
+    DataSource, DataVolume, VirtualMachine, VirtualMachineClone, VirtualMachineExport,
+    VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
+    VirtualMachineRestore, VirtualMachineSnapshot,
 };
 
 /// Changes that wait for a controller. Each is known by its object, so a controller that falls

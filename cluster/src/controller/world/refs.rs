@@ -7,13 +7,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::runtime::reflector::{ObjectRef, Store};
 
-use crate::controller::datavolume::{DataVolume, VolumeState};
 use crate::controller::migration::DRAIN_TAINT;
 use crate::controller::objects::{
-    ClonePhase, DataSource, MIGRATION_NAME_ANNOTATION, MigrationPhase, Phase, VirtualMachine,
-    VirtualMachineClone, VirtualMachineExport, VirtualMachineInstance,
+    ClonePhase, DataSource, DataVolume, MIGRATION_NAME_ANNOTATION, MigrationPhase, Phase,
+    VirtualMachine, VirtualMachineClone, VirtualMachineExport, VirtualMachineInstance,
     VirtualMachineInstanceMigration, VirtualMachineRestore, VirtualMachineSnapshot,
-    VirtualMachineSnapshotContent, VolumeSnapshot,
+    VirtualMachineSnapshotContent, VolumeSnapshot, VolumeState,
 };
 
 /// Returns the object of a kind that something is of.

@@ -9,8 +9,8 @@ use super::{
     obstacle, ready_address, remaining, running, unschedulable,
 };
 use crate::controller::datavolume::foreign::{self, FINALIZER, SENDER, Sender, is_held};
-use crate::controller::datavolume::object::Phase;
 use crate::controller::datavolume::pod;
+use crate::controller::objects::{DataVolumePhase as Phase, IMPORTER};
 
 /// A pod that has sent everything to an importer that does not end within this sends it again: the
 /// importer was killed between its answer and its end.
@@ -130,7 +130,7 @@ pub(super) fn send(
 }
 
 fn has_not_failed(importer: &Pod) -> bool {
-    let container = container(importer, pod::IMPORTER);
+    let container = container(importer, IMPORTER);
     let state = container.and_then(|container| container.state.as_ref());
     state.is_some_and(|state| state.running.is_some())
 }

@@ -3,8 +3,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::controller::datavolume::decide::{DataVolume, Source, decide};
-use crate::controller::objects::condition;
+use crate::controller::datavolume::decide::{Source, decide};
+use crate::controller::objects::{DataVolume, condition};
 
 /// What there is of a copy from another namespace.
 struct Scene {

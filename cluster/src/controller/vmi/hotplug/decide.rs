@@ -14,8 +14,7 @@ use serde_json::{Value, json};
 use super::super::decide::{container, node, terminated};
 use super::keeper::{Kept, keeper, kept_by, name, node_of};
 use crate::controller::claims::Claim;
-use crate::controller::datavolume::VolumeState;
-use crate::controller::objects::{Phase, VirtualMachineInstance};
+use crate::controller::objects::{Phase, VirtualMachineInstance, VolumeState};
 
 /// Where a volume is on its way into the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

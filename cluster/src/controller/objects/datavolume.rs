@@ -1,4 +1,4 @@
-//! The DataVolume as the controllers see it.
+//! Claims that are filled.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,13 @@ use kube::core::NamespaceResourceScope;
 use podvisor_cluster_types::datavolume::{DataVolumeSpec, GROUP, VERSION};
 use serde::{Deserialize, Serialize};
 
-use crate::controller::objects::{Condition, condition};
+use super::{Condition, condition, or_default};
+
+/// Label of the pods of DataVolumes.
+pub(crate) const CDI_COMPONENT_LABEL: &str = "cdi.kubevirt.io";
+
+/// The value of [`CDI_COMPONENT_LABEL`] of importers; also the name of the pod's container.
+pub(crate) const IMPORTER: &str = "importer";
 
 /// A claim, and what it is filled with.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -31,15 +37,6 @@ pub struct DataVolume {
     pub status: DataVolumeStatus,
 }
 
-fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: serde::Deserializer<'de>,
-    T: serde::de::DeserializeOwned + Default,
-{
-    let value = serde_json::Value::deserialize(deserializer)?;
-    Ok(serde_json::from_value(value).unwrap_or_default())
-}
-
 /// What was observed of a DataVolume.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -49,7 +46,7 @@ pub struct DataVolumeStatus {
     pub claim_name: String,
     /// How far it is.
     #[serde(skip_serializing_if = "is_unset")]
-    pub phase: Phase,
+    pub phase: DataVolumePhase,
     /// How much of the source has arrived, such as `12.34%`; or `N/A`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub progress: String,
@@ -61,13 +58,13 @@ pub struct DataVolumeStatus {
     pub conditions: Vec<Condition>,
 }
 
-fn is_unset(phase: &Phase) -> bool {
-    *phase == Phase::Unset
+fn is_unset(phase: &DataVolumePhase) -> bool {
+    *phase == DataVolumePhase::Unset
 }
 
 /// How far a DataVolume is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Phase {
+pub enum DataVolumePhase {
     /// Nobody has looked at it.
     #[default]
     #[serde(rename = "")]
@@ -119,9 +116,9 @@ impl DataVolume {
     #[must_use]
     pub fn state(&self) -> VolumeState {
         match self.status.phase {
-            Phase::Succeeded => VolumeState::Ready,
-            Phase::Failed => VolumeState::Failed,
-            Phase::WaitForFirstConsumer => VolumeState::WaitsForConsumer,
+            DataVolumePhase::Succeeded => VolumeState::Ready,
+            DataVolumePhase::Failed => VolumeState::Failed,
+            DataVolumePhase::WaitForFirstConsumer => VolumeState::WaitsForConsumer,
             _ => match condition(&self.status.conditions, "Running") {
                 Some(running)
                     if running.status == "False"
@@ -135,13 +132,13 @@ impl DataVolume {
     }
 
     /// Returns the value of one of its annotations, named without `cdi.kubevirt.io/`.
-    pub(super) fn annotation(&self, name: &str) -> Option<&str> {
+    pub(crate) fn annotation(&self, name: &str) -> Option<&str> {
         annotation(&self.metadata, name)
     }
 }
 
 /// Returns the value of an annotation, named without `cdi.kubevirt.io/`.
-pub(super) fn annotation<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a str> {
+pub(crate) fn annotation<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a str> {
     let annotations = meta.annotations.as_ref()?;
     let value = annotations.get(&format!("{GROUP}/{name}"))?;
     Some(value.as_str())
@@ -189,7 +186,7 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(volume.spec, DataVolumeSpec::default());
-        assert_eq!(volume.status.phase, Phase::Unknown);
+        assert_eq!(volume.status.phase, DataVolumePhase::Unknown);
         assert_eq!(volume.state(), VolumeState::Filling);
     }
 
