@@ -35,7 +35,7 @@ pub enum Error {
         object: String,
         /// What is wrong with its specification.
         #[source]
-        source: super::vmi::PodError,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The pod that takes an upload, or serves an export, gets no certificate.
     #[error("failed to make the certificate by which the pod of {object} is known")]

@@ -30,6 +30,7 @@ use kube::{Api, Client, Resource};
 
 use super::Error;
 use super::claims::{Claim, VolumeMode};
+use super::instances::{is_keeper, is_of};
 use super::objects::{
     CDI_COMPONENT_LABEL, COMPONENT_LABEL, DataSource, DataVolume, EXPORTER, HOTPLUG, IMPORTER,
     LAUNCHER, VirtualMachine, VirtualMachineClone, VirtualMachineExport, VirtualMachineInstance,
@@ -259,18 +260,14 @@ impl World {
     /// Returns the pods that were made to be an instance.
     pub(super) fn pods_of(&self, vmi: &VirtualMachineInstance) -> Vec<Arc<Pod>> {
         self.pods.state_filter(|pod| {
-            pod.metadata.namespace == vmi.metadata.namespace
-                && super::vmi::is_of(pod, vmi)
-                && !super::vmi::is_keeper(pod)
+            pod.metadata.namespace == vmi.metadata.namespace && is_of(pod, vmi) && !is_keeper(pod)
         })
     }
 
     /// Returns the pods that keep claims for an instance.
     pub(super) fn keepers_of(&self, vmi: &VirtualMachineInstance) -> Vec<Arc<Pod>> {
         self.pods.state_filter(|pod| {
-            pod.metadata.namespace == vmi.metadata.namespace
-                && super::vmi::is_of(pod, vmi)
-                && super::vmi::is_keeper(pod)
+            pod.metadata.namespace == vmi.metadata.namespace && is_of(pod, vmi) && is_keeper(pod)
         })
     }
 

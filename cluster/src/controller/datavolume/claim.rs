@@ -8,12 +8,9 @@ use podvisor_cluster_types::Quantity;
 use podvisor_cluster_types::datavolume::GROUP;
 use serde_json::{Value, json};
 
+use crate::controller::claims::{is_filled, takes_upload};
 use crate::controller::objects::{DataVolume, annotation};
 use crate::upload;
-
-/// Annotation of a claim: how far the pod is that fills it. That it succeeded is written here
-/// before anywhere else, and for ever: what a VM wrote is never overwritten.
-pub(super) const POD_PHASE: &str = "storage.pod.phase";
 
 /// What a claim is called in references.
 pub(super) const CLAIM: &str = "PersistentVolumeClaim";
@@ -41,7 +38,7 @@ pub(super) fn content(volume: &DataVolume, claim: &PersistentVolumeClaim) -> Con
     let of_claim = |name: &str| annotation(&claim.metadata, name);
     // A claim that a user marked is filled through a DataVolume of its name.
     let is_owned = owns(volume, &claim.metadata)
-        || volume.spec.is_upload() && is_of_claim(volume) && is_target(claim);
+        || volume.spec.is_upload() && is_of_claim(volume) && takes_upload(claim);
     let names = ["storage.populatedFor", "storage.prePopulated"];
     let is_prepared = name.is_some() && names.into_iter().any(|key| of_claim(key) == name);
     if is_prepared || is_owned && is_filled(claim) {
@@ -53,17 +50,6 @@ pub(super) fn content(volume: &DataVolume, claim: &PersistentVolumeClaim) -> Con
     } else {
         Content::Foreign
     }
-}
-
-/// Returns whether a claim was filled for a DataVolume, which may be gone.
-pub(in crate::controller) fn is_filled(claim: &PersistentVolumeClaim) -> bool {
-    annotation(&claim.metadata, POD_PHASE) == Some("Succeeded")
-}
-
-/// Returns whether a claim is marked as the target of an upload.
-pub(super) fn is_target(claim: &PersistentVolumeClaim) -> bool {
-    let annotations = claim.metadata.annotations.as_ref();
-    annotations.is_some_and(|annotations| annotations.contains_key(upload::TARGET))
 }
 
 /// Returns whether a DataVolume was made for a claim, and so never makes one.

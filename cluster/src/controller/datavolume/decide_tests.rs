@@ -2,6 +2,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::controller::claims::is_filled;
 use crate::controller::objects::condition;
 
 fn at(second: i64) -> Time {
@@ -459,7 +460,7 @@ impl Cluster {
                     self.claim.get_or_insert(*claim);
                 }
                 Action::CreatePod(pod) if self.pod.is_none() => {
-                    assert!(!self.claim.as_ref().is_some_and(claim::is_filled));
+                    assert!(!self.claim.as_ref().is_some_and(is_filled));
                     let mut pod = *pod;
                     pod.metadata.uid = Some(format!("pod-{second}"));
                     pod.metadata.creation_timestamp = Some(at(second));
@@ -468,7 +469,7 @@ impl Cluster {
                 Action::CreatePod(_) => {}
                 Action::MarkUpload(marks) => {
                     let claim = self.claim.as_mut().unwrap();
-                    assert!(!claim::is_filled(claim));
+                    assert!(!is_filled(claim));
                     annotate(claim, &marks);
                 }
                 Action::CreateCredentials => assert!(self.claim.is_some()),
@@ -546,7 +547,7 @@ fn whatever_happens_in_between_a_claim_is_filled_once_and_stays_so() {
             };
             cluster.act(second);
         }
-        assert!(restarts >= 0 && claim::is_filled(cluster.claim.as_ref().unwrap()));
+        assert!(restarts >= 0 && is_filled(cluster.claim.as_ref().unwrap()));
     }
 }
 

@@ -25,7 +25,6 @@ use serde_json::json;
 
 pub use decide::{Action, Decision, Foreign, Observed, Source, decide};
 
-pub(super) use claim::is_filled;
 pub(super) use credentials::Importers;
 pub(super) use pod::confined;
 pub(super) use sources::follow;
@@ -33,6 +32,7 @@ pub(super) use sources::follow;
 use foreign::Facts;
 use sources::Resolved;
 
+use super::claims::is_filled;
 use super::error::{Error, code, is_gone};
 use super::objects::{DataVolume, DataVolumePhase as Phase, condition};
 use super::{Context, expectations, patch};
@@ -50,8 +50,8 @@ pub(super) async fn reconcile(
     let name = observed.metadata.name.as_deref().unwrap_or_default();
     let claim = context.world.claim_of(namespace, name);
     // What is filled is not copied again, and what goes is not copied any longer.
-    let is_over = observed.metadata.deletion_timestamp.is_some()
-        || claim.as_deref().is_some_and(claim::is_filled);
+    let is_over =
+        observed.metadata.deletion_timestamp.is_some() || claim.as_deref().is_some_and(is_filled);
     let foreign = match observed.spec.foreign_source(namespace) {
         Some(source) if !is_over => Some(Facts::of(&observed, &source, &context).await?),
         _ => None,

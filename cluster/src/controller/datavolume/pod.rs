@@ -5,6 +5,7 @@ use podvisor_cluster_types::datavolume::GROUP;
 use serde_json::{Value, json};
 
 use super::claim::owner;
+use crate::controller::claims::POD_PHASE;
 use crate::controller::names;
 use crate::controller::objects::{CDI_COMPONENT_LABEL, DataVolume, IMPORTER, annotation};
 use crate::copy;
@@ -277,7 +278,7 @@ pub(super) fn marks(volume: &DataVolume) -> Value {
         return upload_marks(volume, "Succeeded", None);
     }
     json!({
-        format!("{GROUP}/{}", super::claim::POD_PHASE): "Succeeded",
+        format!("{GROUP}/{}", POD_PHASE): "Succeeded",
         format!("{GROUP}/storage.import.importPodName"): name(volume),
     })
 }

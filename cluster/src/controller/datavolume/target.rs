@@ -11,8 +11,9 @@ use kube::{Api, Resource as _};
 use podvisor_cluster_types::datavolume::{GROUP, VERSION};
 use serde_json::json;
 
-use super::claim::{CLAIM, is_filled, is_target};
+use super::claim::CLAIM;
 use crate::controller::Context;
+use crate::controller::claims::awaits_upload;
 use crate::controller::error::{Error, code};
 use crate::controller::objects::DataVolume;
 use crate::upload;
@@ -31,7 +32,7 @@ pub(in crate::controller) async fn reconcile(
     context.check().await?;
     let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
     let name = claim.metadata.name.as_deref().unwrap_or_default();
-    if !is_waiting(&claim) || context.world.volume(namespace, name).is_some() {
+    if !awaits_upload(&claim) || context.world.volume(namespace, name).is_some() {
         return Ok(controller::Action::await_change());
     }
     let volume = volume(&claim).map_err(|source| Error::Serialize {
@@ -49,16 +50,6 @@ pub(in crate::controller) async fn reconcile(
         }
     }
     Ok(controller::Action::await_change())
-}
-
-/// Returns whether a user wants an upload to a claim. Of a DataVolume's claim it is known.
-pub(in crate::controller) fn is_waiting(claim: &PersistentVolumeClaim) -> bool {
-    let owners = claim.metadata.owner_references.iter().flatten();
-    let is_owned = owners.into_iter().any(|owner| owner.kind == "DataVolume");
-    is_target(claim)
-        && !is_owned
-        && !is_filled(claim)
-        && claim.metadata.deletion_timestamp.is_none()
 }
 
 fn volume(claim: &PersistentVolumeClaim) -> Result<DataVolume, serde_json::Error> {
@@ -118,15 +109,15 @@ mod tests {
             json_patch::merge(&mut annotations, &more);
             json!({"annotations": annotations})
         };
-        assert!(is_waiting(&claim(marked(json!({})))));
-        assert!(!is_waiting(&claim(json!({}))));
+        assert!(awaits_upload(&claim(marked(json!({})))));
+        assert!(!awaits_upload(&claim(json!({}))));
         let filled = json!({upload::PHASE: "Succeeded"});
-        assert!(!is_waiting(&claim(marked(filled))));
+        assert!(!awaits_upload(&claim(marked(filled))));
         let mut owned = marked(json!({}));
         owned["ownerReferences"] = json!([{
             "apiVersion": "x", "kind": "DataVolume", "name": "a", "uid": "v",
         }]);
-        assert!(!is_waiting(&claim(owned)));
+        assert!(!awaits_upload(&claim(owned)));
     }
 
     #[test]

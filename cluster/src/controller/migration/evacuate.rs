@@ -15,9 +15,6 @@ use crate::controller::objects::{
 };
 use crate::controller::{Context, names};
 
-/// The taint of a node that VMs have to leave.
-pub(in crate::controller) const DRAIN_TAINT: &str = "kubevirt.io/drain";
-
 /// The wait after the first failure; it doubles with each.
 const FIRST_WAIT: u64 = 20;
 const LONGEST_WAIT: u64 = 600;

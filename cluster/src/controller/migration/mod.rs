@@ -32,6 +32,7 @@ pub use settings::{Options, Settings};
 pub use turn::{Open, Places, may_begin};
 
 use super::error::{Error, code, is_gone};
+use super::instances::is_of;
 use super::objects::{
     Condition, MIGRATION_FINALIZER, MigrationPhase, MigrationState, MigrationStatus,
     VirtualMachineInstance, VirtualMachineInstanceMigration, clear_condition, set_condition,
@@ -185,7 +186,7 @@ async fn observe(
                 .map(Arc::new),
             known => known,
         };
-        Ok::<_, Error>(pod.filter(|pod| vmi::is_of(pod, &instance)))
+        Ok::<_, Error>(pod.filter(|pod| is_of(pod, &instance)))
     };
     facts.source = find(&source, context.world.pod(namespace, &source), true).await?;
     let expected = migration.status.phase > MigrationPhase::Pending;
@@ -532,7 +533,7 @@ async fn create(
         }
         Err(error) => Some(Error::Target {
             object: migration.spec.vmi_name.clone(),
-            source: error,
+            source: error.into(),
         }),
     };
     if let Some(error) = &refused {

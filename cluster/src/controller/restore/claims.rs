@@ -12,11 +12,11 @@ use podvisor_cluster_types::snapshot::Naming;
 use serde_json::Value;
 
 use super::LAST_RESTORE;
+use crate::controller::machines::owner_reference;
 use crate::controller::objects::{
     SourceMachine, VirtualMachine, VirtualMachineRestore, VolumeBackup, VolumeRestore,
     VolumeSnapshot,
 };
-use crate::controller::vm::owner_reference;
 
 /// Annotation of a claim: the restore that made it.
 const RESTORE_NAME: &str = "restore.kubevirt.io/name";

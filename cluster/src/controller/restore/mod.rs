@@ -24,11 +24,12 @@ pub(super) use claims::claim_spec;
 pub use decide::{Action, Decision, Observed, decide};
 
 use super::error::{Error, code, is_gone};
+use super::machines::owner_reference;
 use super::objects::{
     DataVolume, VirtualMachine, VirtualMachineInstance, VirtualMachineRestore, VolumeSnapshot,
     is_true,
 };
-use super::{Context, expectations, patch, vm};
+use super::{Context, expectations, patch};
 
 /// Finalizer of a restore: its target is unlocked first.
 pub const RESTORE_FINALIZER: &str = "snapshot.kubevirt.io/vmrestore-protection";
@@ -225,7 +226,7 @@ impl Facts {
         if let Some(target) = &self.target
             && owners.is_none_or(Vec::is_empty)
         {
-            change["metadata"]["ownerReferences"] = json!([vm::owner_reference(target)]);
+            change["metadata"]["ownerReferences"] = json!([owner_reference(target)]);
         }
         patch::object(api, restore, change).await
     }
@@ -282,7 +283,7 @@ impl Facts {
                     return Ok(());
                 };
                 let mut owners = claim.metadata.owner_references.clone().unwrap_or_default();
-                owners.push(vm::owner_reference(vm));
+                owners.push(owner_reference(vm));
                 let change = json!({"metadata": {"ownerReferences": owners}});
                 patch::object(&claims, claim, change).await.map(drop)
             }

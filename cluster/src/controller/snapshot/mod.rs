@@ -35,7 +35,7 @@ use super::objects::{
     ContentStatus, SnapshotError, SnapshotPhase, VirtualMachine, VirtualMachineInstance,
     VirtualMachineSnapshot, VirtualMachineSnapshotContent, VmSpec, VolumeSnapshot,
 };
-use super::{Context, expectations, patch, vm};
+use super::{Context, expectations, machines, patch};
 
 /// How long after a failure of the guest's agent it is asked again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -306,8 +306,8 @@ impl Pass<'_> {
     /// The specification that runs, if one runs; else the one that would.
     async fn spec(&self, machine: &VirtualMachine) -> Result<VmSpec, Error> {
         let revision = self.vmi.and_then(|vmi| {
-            let is_older = vm::generation_of(vmi) != machine.metadata.generation;
-            vm::revision_of(vmi).filter(|_| is_older)
+            let is_older = machines::generation_of(vmi) != machine.metadata.generation;
+            machines::revision_of(vmi).filter(|_| is_older)
         });
         let Some(revision) = revision else {
             return Ok(machine.spec.clone());

@@ -12,12 +12,13 @@ use serde_json::Value;
 
 use super::volumes::Volumes;
 use super::{live, printable};
+use crate::controller::instances::{failure, was_running};
+use crate::controller::machines::generation_of;
 use crate::controller::objects::{
     Condition, DataVolume, Phase, StartFailure, StateChangeRequest, VM_FINALIZER, VirtualMachine,
     VirtualMachineInstance, VmStatus, clear_condition, condition, set_condition,
 };
 use crate::controller::snapshot::restored_by;
-use crate::controller::vmi::{failure, was_running};
 
 /// The first wait after a failed start, in seconds; it grows with the square of their number.
 const FIRST_WAIT: u32 = 10;
@@ -389,7 +390,7 @@ fn set_state(
     let ready = vmi.and_then(|vmi| condition(&vmi.status.conditions, "Ready"));
     status.ready = ready.is_some_and(|ready| ready.status == "True");
     status.desired_generation = generation;
-    status.observed_generation = vmi.and_then(super::generation_of).or(generation);
+    status.observed_generation = vmi.and_then(generation_of).or(generation);
     let mut ready = ready.cloned().unwrap_or_else(|| match vmi {
         Some(_) => Condition::no("Ready", "GuestNotRunning", "the guest does not run"),
         None => Condition::no(

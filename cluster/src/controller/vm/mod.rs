@@ -11,7 +11,7 @@ mod volumes;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
@@ -23,9 +23,12 @@ use serde_json::{Value, json};
 
 pub use decide::{Action, Decision, Observed, RunStrategy, decide};
 pub use volumes::Volumes;
-pub(super) use volumes::uses;
 
+use super::claims::is_filled;
 use super::error::{Error, code, is_gone};
+use super::machines::{
+    GENERATION_ANNOTATION, generation_of, owner_reference, revision_name, revision_of,
+};
 use super::objects::{
     Condition, DataVolume, VM_FINALIZER, VMI_FINALIZER, VirtualMachine, VirtualMachineInstance,
     VmStatus, set_condition,
@@ -33,31 +36,8 @@ use super::objects::{
 use super::{Context, expectations, patch, snapshot};
 use crate::instancetypes::{self, ExpandError};
 
-/// Annotation of an instance: the generation of the virtual machine that it was made of.
-const GENERATION_ANNOTATION: &str = "kubevirt.io/vm-generation";
-
 /// Label of an instance: the name of its virtual machine.
 const VM_LABEL: &str = "kubevirt.io/vm";
-
-/// Returns the generation of the virtual machine that an instance was made of.
-pub(super) fn generation_of(vmi: &VirtualMachineInstance) -> Option<i64> {
-    let annotations = vmi.metadata.annotations.as_ref()?;
-    annotations.get(GENERATION_ANNOTATION)?.parse().ok()
-}
-
-/// Returns the name of the ControllerRevision with the specification that an instance was made
-/// of; `None` if no virtual machine made it.
-pub(super) fn revision_of(vmi: &VirtualMachineInstance) -> Option<String> {
-    let owners = vmi.metadata.owner_references.as_ref()?;
-    let owner = owners
-        .iter()
-        .find(|owner| owner.controller == Some(true) && owner.kind == "VirtualMachine")?;
-    Some(revision_name(&owner.uid, generation_of(vmi)?))
-}
-
-fn revision_name(uid: &str, generation: i64) -> String {
-    format!("revision-start-vm-{uid}-{generation}")
-}
 
 /// Brings a virtual machine one step nearer to what is asked of it.
 pub(super) async fn reconcile(
@@ -79,7 +59,7 @@ pub(super) async fn reconcile(
         &|name| context.world.volume(namespace, name),
         &|name| {
             let claim = context.world.claim_of(namespace, name);
-            claim.is_some_and(|claim| datavolume::is_filled(&claim))
+            claim.is_some_and(|claim| is_filled(&claim))
         },
     );
     let mut decision = decide(&Observed {
@@ -365,17 +345,6 @@ async fn drop_revision(vm: &VirtualMachine, revisions: &Api<ControllerRevision>)
     if vm.status.created && Some(last) != vm.metadata.generation {
         let name = revision_name(uid, last);
         let _ = revisions.delete(&name, &DeleteParams::default()).await;
-    }
-}
-
-pub(super) fn owner_reference(vm: &VirtualMachine) -> OwnerReference {
-    OwnerReference {
-        api_version: vm.api_version.clone(),
-        kind: vm.kind.clone(),
-        name: vm.metadata.name.clone().unwrap_or_default(),
-        uid: vm.metadata.uid.clone().unwrap_or_default(),
-        controller: Some(true),
-        block_owner_deletion: Some(true),
     }
 }
 

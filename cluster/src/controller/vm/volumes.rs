@@ -41,23 +41,6 @@ impl Volumes {
     }
 }
 
-/// Returns whether a machine uses the DataVolume of a name.
-pub(in crate::controller) fn uses(vm: &VirtualMachine, name: &str) -> bool {
-    used(vm).any(|used| used == name)
-}
-
-/// The names of claims and DataVolumes in a machine's template.
-fn used(vm: &VirtualMachine) -> impl Iterator<Item = &str> {
-    let template = vm.spec.template.as_ref();
-    let volumes = template.and_then(|template| template.spec.get("volumes"));
-    let volumes = volumes.and_then(Value::as_array).into_iter().flatten();
-    volumes.filter_map(|volume| {
-        let data = volume.pointer("/dataVolume/name");
-        let claim = volume.pointer("/persistentVolumeClaim/claimName");
-        data.or(claim)?.as_str()
-    })
-}
-
 /// The service account of a machine: that of a volume, or the account of pods that name none.
 fn account(vm: &VirtualMachine) -> &str {
     let template = vm.spec.template.as_ref();

@@ -13,11 +13,11 @@ use super::filled;
 use super::migratable::migratable;
 use super::pod;
 use super::pod_error::PodError;
+use crate::controller::machines::revision_of;
 use crate::controller::objects::{
     Condition, Interface, MigrationState, NODE_NAME_LABEL, Phase, UNPAUSED_GATE, VMI_FINALIZER,
     VirtualMachineInstance, VmiStatus, clear_condition, condition, is_true, set_condition,
 };
-use crate::controller::vm;
 
 /// Reasons of a waiting container that the user can do something about.
 const WAITING: &[&str] = &[
@@ -270,7 +270,7 @@ fn node_label(vmi: &VirtualMachineInstance, pod: &Pod) -> Option<String> {
 /// Writes what the pod says of the instance.
 fn set_facts(status: &mut VmiStatus, observed: &Observed<'_>, spec: Option<&VmiSpec>) {
     let Observed { vmi, pod, .. } = observed;
-    if let Some(revision) = vm::revision_of(vmi) {
+    if let Some(revision) = revision_of(vmi) {
         status.virtual_machine_revision_name = revision;
     }
     if let Some(spec) = spec {
@@ -512,22 +512,6 @@ fn deletion(pod: &Pod, grace: i64) -> Option<Action> {
         uid: meta.uid.clone()?,
         grace,
     })
-}
-
-/// Returns whether the status says that the instance was ever running.
-#[must_use]
-pub fn was_running(status: &VmiStatus) -> bool {
-    status.phase == Phase::Running
-        || status
-            .phase_transition_timestamps
-            .iter()
-            .any(|passed| passed.phase == Phase::Running)
-}
-
-/// Returns the reason why the instance cannot be brought into its state, if there is one.
-#[must_use]
-pub fn failure(status: &VmiStatus) -> Option<&Condition> {
-    condition(&status.conditions, "Synchronized").filter(|found| found.status == "False")
 }
 
 #[cfg(test)]

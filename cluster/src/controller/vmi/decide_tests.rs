@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::controller::claims::{Claim, VolumeMode};
+use crate::controller::instances::{failure, was_running};
 use crate::controller::objects::is_true;
 use crate::controller::vmi::decision::Other;
 

@@ -29,18 +29,19 @@ use kube::runtime::controller;
 use podvisor_cluster_types::Quantity;
 use serde_json::json;
 
+pub use decide::decide;
 pub(super) use decide::{container, node, terminated};
-pub use decide::{decide, failure, was_running};
 pub use decision::{Action, Decision, Observed, Other};
-pub(super) use hotplug::{awaits, is_keeper, plugs_at};
+pub(super) use hotplug::plugs_at;
 pub use migratable::{Method, Obstacle, migratable};
 pub(super) use pod::without_plugged;
-pub use pod::{CONTAINER, NO_IMAGE, RUNTIME_CLASS, name as pod_name, pod};
+pub use pod::{CONTAINER, NO_IMAGE, name as pod_name, pod};
 pub use pod_error::PodError;
 pub use target::{name as target_name, target};
 pub use volumes::{DEVICES, MOUNTS};
 
 use super::error::{Error, code, is_gone};
+use super::instances::is_of;
 use super::objects::{
     MIGRATION_NAME_ANNOTATION, MIGRATION_UID_LABEL, MigrationState, NODE_NAME_LABEL, Phase,
     UNPAUSED_GATE, VMI_FINALIZER, VirtualMachineInstance, VirtualMachineInstanceMigration,
@@ -251,22 +252,6 @@ async fn find_pod(
         known => known,
     };
     Ok(pod.filter(|pod| is_of(pod, vmi)))
-}
-
-/// Returns whether a pod is an instance's, and not one of the same name. Anybody may name an owner,
-/// but nobody else makes pods of the runtime class.
-pub(super) fn is_of(pod: &Pod, vmi: &VirtualMachineInstance) -> bool {
-    let class = pod
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.runtime_class_name.as_deref());
-    let owners = pod.metadata.owner_references.as_ref();
-    class == Some(RUNTIME_CLASS)
-        && owners.is_some_and(|owners| {
-            owners.iter().any(|owner| {
-                owner.controller == Some(true) && Some(&owner.uid) == vmi.metadata.uid.as_ref()
-            })
-        })
 }
 
 /// Does what was decided, and returns the instance as it is then.

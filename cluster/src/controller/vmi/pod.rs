@@ -15,14 +15,12 @@ use serde_json::{Map, Value, json};
 use super::pod_error::PodError;
 use super::volumes;
 use crate::controller::claims::VolumeMode;
+use crate::controller::instances::RUNTIME_CLASS;
 use crate::controller::names;
 use crate::controller::objects::{
     COMPONENT_LABEL, CREATED_BY_LABEL, ID_LABEL, LAUNCHER, NAME_LABEL, UNPAUSED_GATE,
     VMI_ANNOTATION, VirtualMachineInstance, name_label,
 };
-
-/// The runtime class whose handler runs a pod's container as an operating system.
-pub const RUNTIME_CLASS: &str = "podvisor-vm";
 
 /// The name of a pod's one container.
 pub const CONTAINER: &str = "compute";

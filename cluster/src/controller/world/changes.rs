@@ -14,6 +14,7 @@ use super::refs::{
     owner, restores_of, restores_to, restores_with, snapshot_of, snapshot_with, snapshots_of,
     sources_of, users, volumes_of, waiting, waiting_migrations,
 };
+use crate::controller::claims::awaits_upload;
 use crate::controller::objects::{
     DataSource, DataVolume, VirtualMachine, VirtualMachineClone, VirtualMachineExport,
     VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
@@ -112,7 +113,7 @@ impl Change for Pod {
 
 impl Change for PersistentVolumeClaim {
     fn wakes(&self, world: &World) -> Woken {
-        let claims = if datavolume::target::is_waiting(self) {
+        let claims = if awaits_upload(self) {
             itself(self)
         } else {
             Vec::new()

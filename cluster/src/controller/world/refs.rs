@@ -7,13 +7,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::runtime::reflector::{ObjectRef, Store};
 
-use crate::controller::migration::DRAIN_TAINT;
+use crate::controller::instances::{awaits, failure};
+use crate::controller::machines::uses;
 use crate::controller::objects::{
     ClonePhase, DataSource, DataVolume, MIGRATION_NAME_ANNOTATION, MigrationPhase, Phase,
     VirtualMachine, VirtualMachineClone, VirtualMachineExport, VirtualMachineInstance,
     VirtualMachineInstanceMigration, VirtualMachineRestore, VirtualMachineSnapshot,
     VirtualMachineSnapshotContent, VolumeSnapshot, VolumeState,
 };
+
+/// The taint of a node that VMs have to leave.
+const DRAIN_TAINT: &str = "kubevirt.io/drain";
 
 /// Returns the object of a kind that something is of.
 pub(super) fn owner<K: Resource<DynamicType = ()>>(
@@ -73,10 +77,10 @@ pub(super) fn waiting(
 ) -> Vec<ObjectRef<VirtualMachineInstance>> {
     let name = claim.metadata.name.as_deref().unwrap_or_default();
     vmis.state_filter(|vmi| {
-        let failure = crate::controller::vmi::failure(&vmi.status);
+        let failure = failure(&vmi.status);
         vmi.metadata.namespace == claim.metadata.namespace
             && (failure.is_some_and(|failure| failure.reason == "FailedPvcNotFound")
-                || crate::controller::vmi::awaits(vmi, name))
+                || awaits(vmi, name))
     })
     .iter()
     .map(|vmi| ObjectRef::from_obj(&**vmi))
@@ -89,9 +93,7 @@ pub(super) fn users(
     of: &ObjectMeta,
 ) -> Vec<ObjectRef<VirtualMachine>> {
     let name = of.name.as_deref().unwrap_or_default();
-    references(&store.state_filter(|vm| {
-        vm.metadata.namespace == of.namespace && crate::controller::vm::uses(vm, name)
-    }))
+    references(&store.state_filter(|vm| vm.metadata.namespace == of.namespace && uses(vm, name)))
 }
 
 /// Returns the instances that may wait for a DataVolume: without a pod, or for a volume to be
@@ -103,8 +105,7 @@ pub(super) fn begun(
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     vmis.state_filter(|vmi| {
         vmi.metadata.namespace == volume.metadata.namespace
-            && (matches!(vmi.status.phase, Phase::Unset | Phase::Pending)
-                || crate::controller::vmi::awaits(vmi, name))
+            && (matches!(vmi.status.phase, Phase::Unset | Phase::Pending) || awaits(vmi, name))
     })
     .iter()
     .map(|vmi| ObjectRef::from_obj(&**vmi))

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::super::decide::{container, node, terminated};
 use super::keeper::{Kept, keeper, kept_by, name, node_of};
 use crate::controller::claims::Claim;
+use crate::controller::instances::{PLUGGED, entries};
 use crate::controller::objects::{Phase, VirtualMachineInstance, VolumeState};
 
 /// Where a volume is on its way into the guest.
@@ -46,7 +47,7 @@ impl Step {
             Self::Bound => "Bound",
             Self::Attached => "AttachedToNode",
             Self::Mounted => "MountedToPod",
-            Self::Ready => "Ready",
+            Self::Ready => PLUGGED,
             Self::Detaching => "Detaching",
             Self::Unmounted => "UnMountedFromPod",
         }
@@ -162,14 +163,6 @@ pub(super) fn decide(observed: &Observed<'_>) -> Decision {
 }
 
 /// Returns what is reported of an instance's volumes.
-pub(super) fn entries(vmi: &VirtualMachineInstance) -> Vec<Value> {
-    let entries = vmi.status.rest.get("volumeStatus");
-    entries
-        .and_then(Value::as_array)
-        .cloned()
-        .unwrap_or_default()
-}
-
 pub(super) fn is_of(entry: &Value, volume: &str) -> bool {
     entry.get("name").and_then(Value::as_str) == Some(volume)
 }

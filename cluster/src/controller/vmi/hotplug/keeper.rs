@@ -9,10 +9,11 @@ use podvisor_cluster_types::vmi::{Disk, VmiSpec, Volume};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::super::pod::{CONTAINER, NO_IMAGE, RUNTIME_CLASS, restricted};
+use super::super::pod::{CONTAINER, NO_IMAGE, restricted};
 use super::super::pod_error::PodError;
 use super::super::{DEVICES, MOUNTS};
 use crate::controller::claims::VolumeMode;
+use crate::controller::instances::RUNTIME_CLASS;
 use crate::controller::names;
 use crate::controller::objects::{
     ATTACHMENT_ANNOTATION, COMPONENT_LABEL, HOTPLUG, NAME_LABEL, VirtualMachineInstance, name_label,

@@ -19,35 +19,18 @@ use super::pod;
 use crate::api::node::Path;
 use crate::contact::disks::{PlugRequest, UnplugAnswer, UnplugRequest};
 use crate::controller::error::{Error, code, is_gone};
+use crate::controller::instances::entries;
 use crate::controller::migration::CallError;
 use crate::controller::objects::{COMPONENT_LABEL, HOTPLUG, VirtualMachineInstance};
 use crate::controller::{Context, patch};
 pub(in crate::controller) use decide::plugs_at;
-use decide::{Action, Observed, Step, decide, entries, is_of, target};
+use decide::{Action, Observed, Step, decide, is_of, target};
 
 /// Seconds that a guest has to release a disk, after which it is taken away.
 const RELEASE_LIMIT: u32 = 20;
 
 /// When a node is asked again that did not do it.
 const RETRY: Duration = Duration::from_secs(5);
-
-/// Whether a pod keeps a claim, and is no VM.
-pub(in crate::controller) fn is_keeper(pod: &Pod) -> bool {
-    let labels = pod.metadata.labels.as_ref();
-    let component = labels.and_then(|labels| labels.get(COMPONENT_LABEL));
-    component.is_some_and(|component| component == HOTPLUG)
-}
-
-/// Whether a volume of this claim or DataVolume is to be plugged into an instance, and is not.
-pub(in crate::controller) fn awaits(vmi: &VirtualMachineInstance, claim: &str) -> bool {
-    let awaited = |entry: &Value| {
-        let of = entry.pointer("/persistentVolumeClaimInfo/claimName");
-        entry.get("hotplugVolume").is_some()
-            && entry["phase"] != Step::Ready.word()
-            && of.and_then(Value::as_str) == Some(claim)
-    };
-    entries(vmi).iter().any(awaited)
-}
 
 /// Brings the volumes that are plugged into an instance nearer to what its specification says;
 /// returns when to look again, if nothing else leads to it.
