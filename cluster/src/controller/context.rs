@@ -12,12 +12,13 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::Error;
-use super::datavolume::Importers;
+use super::classes::Classes;
 use super::expectations::Expectations;
+use super::importers::Importers;
 use super::leader::Leading;
-use super::metrics::Progress;
-use super::migration::{ClusterSettings, Nodes};
-use super::snapshot::Classes;
+use super::nodes::Nodes;
+use super::progress::Progress;
+use super::settings::ClusterSettings;
 use super::world::World;
 use crate::installation::Seen;
 use crate::shares::Shares;

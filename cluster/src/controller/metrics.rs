@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::Value;
 
 use super::leader::Leading;
-use super::migration::MigrationReport;
 use super::objects::{
     MigrationPhase, Phase, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
     condition,
 };
+use super::progress::Progress;
 use super::world::World;
 use crate::prometheus::{Metric, Samples};
 use crate::scrape;
@@ -89,26 +89,6 @@ const GAUGES: [Metric; 19] = [
         "What of them is still to be sent.",
     ),
 ];
-
-/// What the nodes of migrations that go on said last, by the migrations' unique ids.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Progress(Arc<Mutex<BTreeMap<String, MigrationReport>>>);
-
-impl Progress {
-    /// Keeps what a node said; `None`: it is over.
-    pub(super) fn set(&self, migration: &str, report: Option<MigrationReport>) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match report {
-            Some(report) => known.insert(migration.to_owned(), report),
-            None => known.remove(migration),
-        };
-    }
-
-    fn get(&self, migration: &str) -> Option<MigrationReport> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(migration).cloned()
-    }
-}
 
 /// What is measured.
 #[derive(Debug, Clone, Default)]
@@ -364,6 +344,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::controller::nodes::MigrationReport;
 
     #[test]
     fn a_replica_that_does_not_lead_says_no_more() {

@@ -11,6 +11,7 @@
 
 mod cdi_config;
 mod claims;
+mod classes;
 pub mod clone;
 mod context;
 mod datasource;
@@ -18,6 +19,7 @@ pub mod datavolume;
 mod error;
 mod expectations;
 pub mod export;
+mod importers;
 mod installation;
 mod instances;
 pub mod leader;
@@ -25,10 +27,13 @@ mod machines;
 mod metrics;
 pub mod migration;
 mod names;
+pub mod nodes;
 pub mod objects;
 mod patch;
+mod progress;
 pub mod replica_set;
 pub mod restore;
+pub mod settings;
 pub mod snapshot;
 pub mod vm;
 pub mod vmi;
@@ -51,8 +56,11 @@ use crate::certificates::AuthorityStore;
 use crate::copy;
 use crate::token::KeyStore;
 use context::Context;
+use importers::Importers;
 use leader::Election;
 use metrics::Metrics;
+use nodes::Nodes;
+use settings::ClusterSettings;
 use world::{Queue, World};
 
 /// So many objects of a kind are worked on at the same time.
@@ -85,7 +93,7 @@ pub struct Options {
     pub importer_image: String,
     /// How running VMs are moved
     #[command(flatten)]
-    pub migrations: migration::Options,
+    pub migrations: settings::Options,
 }
 
 impl Default for Options {
@@ -98,7 +106,7 @@ impl Default for Options {
             identity: None,
             metrics: None,
             importer_image: crate::manifests::IMAGE.to_owned(),
-            migrations: migration::Options::default(),
+            migrations: settings::Options::default(),
         }
     }
 }
@@ -161,7 +169,7 @@ async fn run_with(
             options.namespace.clone(),
             metrics.clone(),
             identity.clone(),
-            datavolume::Importers::new(
+            Importers::new(
                 options.importer_image.clone(),
                 AuthorityStore::new(client.clone(), &options.lease_namespace),
                 KeyStore::of::<copy::Grant>(client.clone(), &options.lease_namespace),
@@ -185,11 +193,11 @@ async fn act(
     namespace: Option<String>,
     metrics: Metrics,
     identity: String,
-    importers: datavolume::Importers,
+    importers: Importers,
     own_namespace: String,
-    settings: migration::ClusterSettings,
+    settings: ClusterSettings,
 ) {
-    let nodes = migration::Nodes::new(client.clone(), &own_namespace);
+    let nodes = Nodes::new(client.clone(), &own_namespace);
     let (seen, follow) = crate::installation::follow(client.clone(), &own_namespace);
     let follow = Box::pin(follow);
     let installation = installation::keep(client.clone(), &own_namespace, seen.clone());

@@ -2,7 +2,7 @@
 //! is better than it says is to be struck from it.
 
 /// Directories with a circle, each of which is to be opened.
-pub(super) const CIRCLES: [&str; 2] = ["cluster/src", "cluster/src/controller"];
+pub(super) const CIRCLES: [&str; 1] = ["cluster/src"];
 
 /// Directories with a circle that is the shape of what they do, each with why it stays.
 pub(super) const HONEST_CIRCLES: [(&str, &str); 2] = [

@@ -25,7 +25,6 @@ use serde_json::json;
 
 pub use decide::{Action, Decision, Foreign, Observed, Source, decide};
 
-pub(super) use credentials::Importers;
 pub(super) use pod::confined;
 pub(super) use sources::follow;
 

@@ -13,12 +13,12 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
-use super::seen::{NodeState, Seen};
-use super::settings::Settings;
+use crate::controller::nodes::{NodeState, Seen};
 use crate::controller::objects::{
     Condition, MIGRATION_FINALIZER, MigrationPhase, MigrationState, MigrationStatus,
     MigrationTransition, VirtualMachineInstance, VirtualMachineInstanceMigration, condition,
 };
+use crate::controller::settings::Settings;
 use crate::controller::vmi;
 
 /// How long a target may be unschedulable, and pending for whatever reason.

@@ -2,7 +2,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::controller::migration::{MigrationReport, NodeReport};
+use crate::controller::nodes::{MigrationReport, NodeReport};
 use crate::controller::objects::Phase;
 
 fn at(second: i64) -> Time {

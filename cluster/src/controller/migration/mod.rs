@@ -1,16 +1,12 @@
 //! VirtualMachineInstanceMigration → a pod on another node, and the VM in it.
 //!
-//! `decide` says what has to be done, `turn` when it is a migration's turn, `nodes` asks the two
-//! nodes, and this file does what was decided. What is known of a migration is in three places,
-//! all of which outlive a controller: its own status, the instance's `status.migrationState`, and
-//! the records of the two nodes.
+//! `decide` says what has to be done, `turn` when it is a migration's turn, and this file does what
+//! was decided, by the two nodes. What is known of a migration is in three places, all of which
+//! outlive a controller: its own status, the instance's `status.migrationState`, and the records of
+//! the two nodes.
 
 mod decide;
-mod evacuate;
-mod nodes;
 mod policy;
-mod seen;
-mod settings;
 mod turn;
 
 use std::sync::Arc;
@@ -24,23 +20,19 @@ use kube::runtime::controller;
 use serde_json::json;
 
 pub use decide::{Action, Decision, Observed, Side, decide};
-pub(super) use evacuate::{DRAIN_TAINT, evacuate};
-pub(super) use nodes::{CallError, Nodes};
-pub use seen::{MigrationReport, NodeReport, NodeState, Seen};
-pub(super) use settings::ClusterSettings;
-pub use settings::{Options, Settings};
-pub use turn::{Open, Places, may_begin};
+pub use turn::{Open, may_begin};
 
 use super::error::{Error, code, is_gone};
 use super::instances::is_of;
+use super::nodes::{CallError, Seen, Subject};
 use super::objects::{
     Condition, MIGRATION_FINALIZER, MigrationPhase, MigrationState, MigrationStatus,
     VirtualMachineInstance, VirtualMachineInstanceMigration, clear_condition, set_condition,
 };
+use super::settings::Settings;
 use super::{Context, expectations, patch, vmi};
 use crate::contact::disks::PlugRequest;
 use crate::contact::migration::{ExpectRequest, ResolveRequest, SendRequest};
-use nodes::Subject;
 
 /// The condition of a migration whose pod a quota does not admit.
 const QUOTA: &str = "migrationRejectedByResourceQuota";

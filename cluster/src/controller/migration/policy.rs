@@ -7,8 +7,8 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::{Api, Client};
 use podvisor_cluster_types::migration::{MigrationPolicySpec, POLICY_GROUP, POLICY_VERSION};
 
-use super::settings::{Decided, Settings};
 use crate::controller::objects::VirtualMachineInstance;
+use crate::controller::settings::{Decided, Settings};
 
 type Labels = BTreeMap<String, String>;
 

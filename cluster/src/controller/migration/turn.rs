@@ -5,14 +5,7 @@
 
 use std::collections::BTreeMap;
 
-/// How many migrations run in parallel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Places {
-    /// In the cluster.
-    pub cluster: usize,
-    /// Out of one node.
-    pub node: usize,
-}
+use crate::controller::settings::Places;
 
 /// A migration that is not over.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,7 +4,6 @@
 //! docs/cluster-snapshots.md has the table of phases. Volumes are taken by their CSI driver: by
 //! objects of the group `snapshot.storage.k8s.io`, which a cluster may not have.
 
-mod classes;
 mod content;
 mod decide;
 mod guest;
@@ -24,12 +23,12 @@ use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::runtime::controller;
 use serde_json::json;
 
-pub(super) use classes::Classes;
 pub(super) use content::{claim_of, claims, name as content_name};
 pub use decide::{Action, Decision, Observed, SNAPSHOT_FINALIZER, SOURCE_FINALIZER, decide};
 pub(super) use decide::{locked_by, restored_by};
 pub(super) use statuses::{has_claims, statuses};
 
+use super::classes::Classes;
 use super::error::{Error, code, is_gone};
 use super::objects::{
     ContentStatus, SnapshotError, SnapshotPhase, VirtualMachine, VirtualMachineInstance,
@@ -272,7 +271,7 @@ impl Pass<'_> {
             return Ok(());
         };
         let spec = self.spec(machine).await?;
-        let classes = classes::Classes::read(self.context.world.client()).await;
+        let classes = Classes::read(self.context.world.client()).await;
         let classes =
             classes.map_err(|source| Error::request("look for classes for", machine, source))?;
         let mut volumes = Vec::new();
@@ -354,7 +353,7 @@ impl Pass<'_> {
         let Some(content) = self.content else {
             return Ok(Ok(()));
         };
-        let classes = classes::Classes::read(self.context.world.client()).await;
+        let classes = Classes::read(self.context.world.client()).await;
         let classes =
             classes.map_err(|source| Error::request("look for classes for", content, source))?;
         let backups = &content.spec.volume_backups;

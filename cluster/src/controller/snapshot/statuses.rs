@@ -5,8 +5,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::{Value, json};
 
-use super::classes::Classes;
 use super::content::{claim_of, volumes_of};
+use crate::controller::classes::Classes;
 use crate::controller::objects::VirtualMachine;
 
 /// Returns whether a virtual machine has claims: only of them snapshots can be taken.

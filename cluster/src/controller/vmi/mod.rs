@@ -8,6 +8,7 @@ mod budget;
 mod consumer;
 mod decide;
 mod decision;
+mod evacuate;
 mod filled;
 mod hotplug;
 mod migratable;
@@ -47,7 +48,7 @@ use super::objects::{
     UNPAUSED_GATE, VMI_FINALIZER, VirtualMachineInstance, VirtualMachineInstanceMigration,
     VmiStatus,
 };
-use super::{Context, expectations, migration, patch};
+use super::{Context, expectations, patch};
 
 /// Brings an instance one step nearer to what is asked of it.
 pub(super) async fn reconcile(
@@ -79,7 +80,7 @@ pub(super) async fn reconcile(
     let plugs = hotplug::keep(&vmi, pod.as_deref(), &pods, &context).await?;
     let sizes = size::keep(&vmi, pod.as_deref(), &pods, &context).await?;
     keep_budget(&observed, &others, &context).await?;
-    let evacuation = migration::evacuate(&observed, &context).await?;
+    let evacuation = evacuate::evacuate(&observed, &context).await?;
     Ok(
         match [plugs, sizes, evacuation].into_iter().flatten().min() {
             Some(wait) => controller::Action::requeue(wait),

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
 use super::{Action, Look, POLL, Side};
-use crate::controller::migration::seen::NodeState;
+use crate::controller::nodes::NodeState;
 use crate::controller::objects::{MigrationState, VirtualMachineInstance};
 use crate::controller::vmi;
 

@@ -20,7 +20,7 @@ use crate::api::node::Path;
 use crate::contact::disks::{PlugRequest, UnplugAnswer, UnplugRequest};
 use crate::controller::error::{Error, code, is_gone};
 use crate::controller::instances::entries;
-use crate::controller::migration::CallError;
+use crate::controller::nodes::CallError;
 use crate::controller::objects::{COMPONENT_LABEL, HOTPLUG, VirtualMachineInstance};
 use crate::controller::{Context, patch};
 pub(in crate::controller) use decide::plugs_at;

@@ -19,7 +19,7 @@ use super::pod::{self, CONTAINER};
 use crate::api::node::Path;
 use crate::contact::size::{ResizeAnswer, ResizeRequest};
 use crate::controller::error::Error;
-use crate::controller::migration::CallError;
+use crate::controller::nodes::CallError;
 use crate::controller::objects::{
     MigrationState, Phase, VirtualMachineInstance, VmiStatus, condition,
 };

@@ -1,5 +1,7 @@
-//! The way to the nodes of a migration: their `podvisor-cluster node`, asked with a certificate of
-//! the cluster's authority in the controller's name.
+//! The way to the nodes of VMs: their `podvisor-cluster node`, asked with a certificate of the
+//! cluster's authority in the controller's name.
+
+mod seen;
 
 use http::StatusCode;
 use http_body_util::BodyExt;
@@ -9,16 +11,16 @@ use serde_json::Value;
 use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 
-use super::seen::{NodeReport, Seen};
 use crate::api::node::{self, Path};
 use crate::certificates::{Certificates, Publish};
 use crate::contact::{CONTROLLER, Contact};
 use crate::https::Answer;
+pub use seen::{MigrationReport, NodeReport, NodeState, Seen};
 
 /// Why a node did not do what was asked of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub(in crate::controller) enum CallError {
+pub(super) enum CallError {
     /// It will not.
     #[error("{0}")]
     Refused(String),
@@ -28,7 +30,7 @@ pub(in crate::controller) enum CallError {
 }
 
 /// All nodes. The certificate is made when the first is asked.
-pub(in crate::controller) struct Nodes {
+pub(super) struct Nodes {
     client: Client,
     namespace: String,
     connection: OnceCell<Connection>,
@@ -47,16 +49,16 @@ impl Drop for Connection {
 
 /// The migration of an instance.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::controller) struct Subject<'a> {
-    pub(in crate::controller) namespace: &'a str,
-    pub(in crate::controller) name: &'a str,
-    pub(in crate::controller) uid: &'a str,
-    pub(in crate::controller) migration: &'a str,
+pub(super) struct Subject<'a> {
+    pub(super) namespace: &'a str,
+    pub(super) name: &'a str,
+    pub(super) uid: &'a str,
+    pub(super) migration: &'a str,
 }
 
 impl Nodes {
     /// `namespace` has the authority.
-    pub(in crate::controller) fn new(client: Client, namespace: &str) -> Self {
+    pub(super) fn new(client: Client, namespace: &str) -> Self {
         Self {
             client,
             namespace: namespace.to_owned(),
@@ -90,7 +92,7 @@ impl Nodes {
     }
 
     /// What a node says of a migration.
-    pub(in crate::controller) async fn see(&self, node: &str, subject: Subject<'_>) -> Seen {
+    pub(super) async fn see(&self, node: &str, subject: Subject<'_>) -> Seen {
         if node.is_empty() {
             return Seen::NotAsked;
         }
@@ -117,7 +119,7 @@ impl Nodes {
     }
 
     /// Has a node do something.
-    pub(in crate::controller) async fn tell(
+    pub(super) async fn tell(
         &self,
         node: &str,
         subject: Subject<'_>,
@@ -129,7 +131,7 @@ impl Nodes {
     }
 
     /// Has a node do something to a VM, and returns its answer.
-    pub(in crate::controller) async fn put(
+    pub(super) async fn put(
         &self,
         node: &str,
         path: &Path<'_>,
@@ -154,7 +156,7 @@ impl Nodes {
     }
 
     /// Where a node listens, and by what it is known.
-    pub(in crate::controller) async fn find(
+    pub(super) async fn find(
         &self,
         node: &str,
     ) -> Result<(std::net::SocketAddr, Contact), CallError> {
@@ -167,7 +169,7 @@ impl Nodes {
 }
 
 /// The path of something that is asked about an instance.
-pub(super) fn path<'a>(subject: Subject<'a>, rest: &'a str) -> Path<'a> {
+fn path<'a>(subject: Subject<'a>, rest: &'a str) -> Path<'a> {
     Path {
         namespace: subject.namespace,
         name: subject.name,

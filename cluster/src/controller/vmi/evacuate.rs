@@ -30,7 +30,7 @@ enum Need {
 }
 
 /// Makes the migration of an instance that has to leave its node; returns when to look again.
-pub(in crate::controller) async fn evacuate(
+pub(super) async fn evacuate(
     vmi: &VirtualMachineInstance,
     context: &Context,
 ) -> Result<Option<Duration>, Error> {

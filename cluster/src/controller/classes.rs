@@ -15,7 +15,7 @@ const DEFAULT: &str = "snapshot.storage.kubernetes.io/is-default-class";
 
 /// The classes of a cluster.
 #[derive(Debug, Default)]
-pub(in crate::controller) struct Classes {
+pub(super) struct Classes {
     /// The driver of each storage class.
     drivers: BTreeMap<String, String>,
     /// The class for snapshots of each driver.
@@ -32,7 +32,7 @@ struct Chosen {
 
 impl Classes {
     /// Reads the classes of a cluster.
-    pub(in crate::controller) async fn read(client: &Client) -> Result<Self, kube::Error> {
+    pub(super) async fn read(client: &Client) -> Result<Self, kube::Error> {
         let all = ListParams::default();
         let storage = Api::<StorageClass>::all(client.clone()).list(&all).await?;
         let drivers = storage.items.into_iter().filter_map(|class| {

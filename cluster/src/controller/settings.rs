@@ -4,8 +4,6 @@ use podvisor_cluster_types::Quantity;
 use podvisor_cluster_types::kubevirt::MigrationConfiguration;
 use serde::{Deserialize, Serialize};
 
-use super::turn::Places;
-
 /// Settings of one migration, under the names that KubeVirt has for them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -76,13 +74,22 @@ impl Settings {
     }
 }
 
+/// How many migrations run in parallel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Places {
+    /// In the cluster.
+    pub cluster: usize,
+    /// Out of one node.
+    pub node: usize,
+}
+
 /// What an administrator decides for the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::controller) struct ClusterSettings {
+pub(super) struct ClusterSettings {
     /// How many run in parallel.
-    pub(in crate::controller) places: Places,
+    pub(super) places: Places,
     /// Of migrations that no policy is for.
-    pub(in crate::controller) settings: Settings,
+    pub(super) settings: Settings,
 }
 
 impl Default for ClusterSettings {
@@ -99,7 +106,7 @@ impl Default for ClusterSettings {
 
 impl ClusterSettings {
     /// Returns them with what an administrator has decided since.
-    pub(in crate::controller) fn with(&self, decided: &MigrationConfiguration) -> Self {
+    pub(super) fn with(&self, decided: &MigrationConfiguration) -> Self {
         let places = |value: Option<i64>, otherwise: usize| {
             value.map_or(otherwise, |value| {
                 usize::try_from(value).unwrap_or_default().max(1)
@@ -151,7 +158,7 @@ impl Default for Options {
 }
 
 impl Options {
-    pub(in crate::controller) fn settings(&self) -> ClusterSettings {
+    pub(super) fn settings(&self) -> ClusterSettings {
         ClusterSettings {
             places: Places {
                 cluster: self.parallel_migrations.into(),
