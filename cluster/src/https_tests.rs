@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 use tokio_rustls::{TlsConnector, rustls};
 
 use super::*;
-use crate::api::node::pinned;
 use crate::contact::digest;
+use crate::node_client::pinned;
 
 #[derive(Debug)]
 struct NoCertificate;

@@ -9,12 +9,10 @@ use kube::runtime::{WatchStreamExt, reflector, watcher};
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-use crate::controller::objects::KubeVirt;
+use crate::objects::KubeVirt;
 
-/// The version of KubeVirt whose API is served, and that of the components as its build.
-///
-/// Clients compare the first part with their own: `virtctl` warns of any other minor version.
-pub(crate) const VERSION: &str = concat!("v1.7.0+podvisor.", env!("CARGO_PKG_VERSION"));
+/// The image of the components, unless another one is chosen.
+pub(crate) const IMAGE: &str = "ghcr.io/podvisor/podvisor-cluster:latest";
 
 /// What is known of the object.
 #[derive(Debug, Clone, Default)]

@@ -8,6 +8,10 @@
 //! | `prometheus` | the text of metrics |
 //! | `token` | what a component allows another by a signature |
 //! | `contact` | what the API and a node's part know of each other |
+//! | `node_client` | the way from the API and the controllers to a node's part |
+//! | `served` | the group and the versions of the API, as clients see them |
+//! | `termination` | what a container leaves to its kubelet when it fails |
+//! | `objects` | the objects as the controllers see them, and whoever looks at one as they do |
 //! | `installation` | the KubeVirt object, which all components of a cluster heed |
 //! | `instancetypes` | instance types and preferences, for all that look at a VM with them |
 //! | `admission` | the webhooks that default and validate the objects, an aggregated group |
@@ -39,10 +43,14 @@ mod installation;
 mod instancetypes;
 pub mod manifests;
 pub mod node;
+mod node_client;
+pub mod objects;
 mod prometheus;
 mod scrape;
+mod served;
 mod shares;
 mod status;
+mod termination;
 mod token;
 mod typed;
 pub mod upload;

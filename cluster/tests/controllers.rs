@@ -20,11 +20,11 @@ use k8s_openapi::api::core::v1::{LimitRange, Namespace, PersistentVolumeClaim, P
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
-use podvisor_cluster::controller::objects::{
+use podvisor_cluster::controller::{self, Options};
+use podvisor_cluster::objects::{
     Phase, StateChangeRequest, VirtualMachine, VirtualMachineInstance,
     VirtualMachineInstanceReplicaSet, condition,
 };
-use podvisor_cluster::controller::{self, Options};
 use scene::{Controller, LIMIT, Scene, machine};
 use serde_json::{Value, json};
 use support::kubelet;

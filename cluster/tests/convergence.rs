@@ -12,8 +12,8 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt, watcher};
-use podvisor_cluster::controller::objects::{Phase, VirtualMachine, VirtualMachineInstance};
 use podvisor_cluster::controller::{self, Options};
+use podvisor_cluster::objects::{Phase, VirtualMachine, VirtualMachineInstance};
 use serde_json::json;
 use support::kubelet::{self, Kubelet};
 

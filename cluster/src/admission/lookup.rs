@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 
 use super::User;
 use crate::{
-    controller::objects::{VirtualMachineRestore, is_true},
     instancetypes::Specs,
+    objects::{VirtualMachineRestore, is_true},
 };
 
 /// A VMI, as far as an eviction is concerned.

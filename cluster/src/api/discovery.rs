@@ -61,7 +61,7 @@ fn of_version(rest: &str) -> Option<Value> {
     match rest {
         None => Some(resources(version)),
         Some("version") => Some(json!({
-            "gitVersion": crate::installation::VERSION,
+            "gitVersion": crate::served::VERSION,
             "gitCommit": "",
             "gitTreeState": "",
             "buildDate": "",

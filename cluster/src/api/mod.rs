@@ -4,13 +4,12 @@
 //! The API server passes requests on with the user's name in their headers, under a certificate
 //! that only it has (the crate's `front_proxy`). Each request is authorized by a
 //! SubjectAccessReview (`authorize`) and answered by `discovery`, by the room of its object, or by
-//! the node that the VM runs on (`node`).
+//! the node that the VM runs on (the crate's `node_client`).
 
 mod authorize;
 mod discovery;
 mod expand;
 mod graph;
-pub(crate) mod node;
 mod objects;
 mod openapi;
 pub(crate) mod subresources;
@@ -29,19 +28,14 @@ use crate::{
     certificates::{Certificates, Publish},
     front_proxy::FrontProxy,
     https::{self, Answer, Listen, Peer},
+    node_client::Nodes,
     status::Failure,
     token::KeyStore,
 };
-use node::Nodes;
 use subresources::{VM, VMI};
 
-/// The group of the subresources.
-pub const GROUP: &str = "subresources.kubevirt.io";
-
-/// Its versions, which differ in nothing.
-pub const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
-
 pub use crate::contact::API as NAME;
+pub use crate::served::{GROUP, VERSIONS};
 
 /// The names of the APIServices.
 const API_SERVICES: [&str; 3] = [

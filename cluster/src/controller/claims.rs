@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
-use super::objects::annotation;
+use crate::objects::annotation;
 use crate::upload;
 
 /// Annotation of a claim: how far the pod is that fills it. That it succeeded is written here

@@ -9,8 +9,8 @@ use kube::runtime::controller;
 
 use super::datavolume::follow;
 use super::error::Error;
-use super::objects::{Condition, DataSource, VolumeSnapshot, VolumeState, set_condition};
 use super::{Context, patch};
+use crate::objects::{Condition, DataSource, VolumeSnapshot, VolumeState, set_condition};
 
 /// How often a snapshot is looked at that is not ready.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(10);

@@ -96,7 +96,7 @@ fn version<K: Resource>(object: &K) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::objects::{VirtualMachine, VirtualMachineInstance};
+    use crate::objects::{VirtualMachine, VirtualMachineInstance};
 
     fn vm(version: &str) -> VirtualMachine {
         let mut vm = VirtualMachine::default();

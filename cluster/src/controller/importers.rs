@@ -11,8 +11,8 @@ use kube::api::PostParams;
 use kube::{Api, Resource};
 
 use super::error::{Error, code};
-use super::objects::VirtualMachineExport;
 use crate::certificates::{Authority, AuthorityStore, BUNDLE, CertificateError, Issued};
+use crate::objects::VirtualMachineExport;
 use crate::token::KeyStore;
 
 /// What importers are made with.

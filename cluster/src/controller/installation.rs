@@ -14,10 +14,10 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::error::Error;
-use super::objects::{Condition, KubeVirt, KubeVirtStatus, set_condition};
 use super::patch;
-use crate::api;
-use crate::installation::{Seen, VERSION};
+use crate::installation::Seen;
+use crate::objects::{Condition, KubeVirt, KubeVirtStatus, set_condition};
+use crate::served::{self, VERSION};
 
 /// The object's name, where nobody has made one.
 const NAME: &str = "kubevirt";
@@ -99,7 +99,7 @@ async fn fault(api: &Api<KubeVirt>, client: &Client, object: &KubeVirt) -> Optio
             "the webhooks do not answer, or refuse this object: {error}"
         ));
     }
-    let path = format!("/apis/{}/{}", api::GROUP, api::VERSIONS[0]);
+    let path = format!("/apis/{}/{}", served::GROUP, served::VERSIONS[0]);
     let request = http::Request::get(path).body(Vec::new()).ok()?;
     let discovered = client.request_text(request).await;
     let error = discovered.err()?;

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
-use super::objects::{
+use crate::objects::{
     COMPONENT_LABEL, Condition, HOTPLUG, Phase, VirtualMachineInstance, VmiStatus, condition,
 };
 

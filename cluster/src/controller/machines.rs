@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::Value;
 
-use super::objects::{VirtualMachine, VirtualMachineInstance};
+use crate::objects::{VirtualMachine, VirtualMachineInstance};
 
 /// Annotation of an instance: the generation of the virtual machine that it was made of.
 pub(super) const GENERATION_ANNOTATION: &str = "kubevirt.io/vm-generation";

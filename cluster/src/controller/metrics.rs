@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::Value;
 
 use super::leader::Leading;
-use super::objects::{
+use super::progress::Progress;
+use super::world::World;
+use crate::objects::{
     MigrationPhase, Phase, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
     condition,
 };
-use super::progress::Progress;
-use super::world::World;
 use crate::prometheus::{Metric, Samples};
 use crate::scrape;
 

@@ -28,7 +28,6 @@ mod metrics;
 pub mod migration;
 mod names;
 pub mod nodes;
-pub mod objects;
 mod patch;
 mod progress;
 pub mod replica_set;
@@ -89,7 +88,7 @@ pub struct Options {
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
     /// The image of the pods that fill claims; it has this program
-    #[arg(long, default_value = crate::manifests::IMAGE)]
+    #[arg(long, default_value = crate::installation::IMAGE)]
     pub importer_image: String,
     /// How running VMs are moved
     #[command(flatten)]
@@ -105,7 +104,7 @@ impl Default for Options {
             lease_seconds: 15,
             identity: None,
             metrics: None,
-            importer_image: crate::manifests::IMAGE.to_owned(),
+            importer_image: crate::installation::IMAGE.to_owned(),
             migrations: settings::Options::default(),
         }
     }

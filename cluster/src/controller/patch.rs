@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_finalizer_is_there_once_or_not_at_all() {
-        let mut vm = crate::controller::objects::VirtualMachine::default();
+        let mut vm = crate::objects::VirtualMachine::default();
         vm.metadata.finalizers = Some(vec!["a".into(), "b".into()]);
         let list = |wanted| finalizer(&vm, "a", wanted)["metadata"]["finalizers"].clone();
         assert_eq!(list(true), json!(["b", "a"]));

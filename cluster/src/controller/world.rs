@@ -31,7 +31,7 @@ use kube::{Api, Client, Resource};
 use super::Error;
 use super::claims::{Claim, VolumeMode};
 use super::instances::{is_keeper, is_of};
-use super::objects::{
+use crate::objects::{
     CDI_COMPONENT_LABEL, COMPONENT_LABEL, DataSource, DataVolume, EXPORTER, HOTPLUG, IMPORTER,
     LAUNCHER, VirtualMachine, VirtualMachineClone, VirtualMachineExport, VirtualMachineInstance,
     VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet, VirtualMachineRestore,

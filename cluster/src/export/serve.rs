@@ -73,7 +73,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     };
     let outcome = serve(&options, stop).await.map_err(anyhow::Error::new);
     if let Err(error) = &outcome {
-        crate::import::leave_message(&options.termination_log, error);
+        crate::termination::leave_message(&options.termination_log, error);
     }
     outcome
 }

@@ -15,7 +15,7 @@ mod target;
 mod upload;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::ArgGroup;
 use tokio::task::spawn_blocking;
@@ -29,9 +29,7 @@ use source::Source;
 use target::Target;
 
 use crate::scrape;
-
-/// The longest termination message, in characters.
-const MESSAGE: usize = 1000;
+use crate::termination::leave_message;
 
 /// What the subcommand takes from its command line.
 #[derive(Debug, Clone, clap::Args)]
@@ -195,17 +193,5 @@ async fn blocking<T: Send + 'static>(
             // Only if the runtime itself ends.
             Err(_) => Err(ImportError::Stopped),
         },
-    }
-}
-
-/// Tells the kubelet why the container failed. That it cannot be told hinders nothing: the same is
-/// in the container's log.
-pub(crate) fn leave_message(path: &Path, error: &anyhow::Error) {
-    let message: String = format!("{error:#}").chars().take(MESSAGE).collect();
-    let file = std::fs::OpenOptions::new().write(true).open(path);
-    let written =
-        file.and_then(|mut file| std::io::Write::write_all(&mut file, message.as_bytes()));
-    if let Err(error) = written {
-        tracing::debug!(%error, path = %path.display(), "there is no termination message");
     }
 }

@@ -12,12 +12,10 @@ mod workloads;
 
 use serde_json::{Value, json};
 
+use crate::installation::IMAGE;
 pub use crds::{GROUP, VERSIONS, crds};
 pub use policy::{ANNOTATION, RUNTIME_CLASS, policies};
 pub use webhooks::{api_services, webhooks};
-
-/// The image of the components, unless another one is chosen.
-pub const IMAGE: &str = "ghcr.io/podvisor/podvisor-cluster:latest";
 
 /// What the subcommand takes from its command line.
 #[derive(Debug, Clone, clap::Args)]

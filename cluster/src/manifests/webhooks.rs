@@ -9,7 +9,7 @@ use podvisor_cluster_types::{clone, datavolume, export, migration, snapshot};
 use serde_json::{Value, json};
 
 use super::crds::GROUP;
-use crate::{admission, api, controller::objects, upload};
+use crate::{admission, api, objects, upload};
 
 /// The mutating and the validating configuration.
 #[must_use]

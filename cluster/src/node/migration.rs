@@ -34,7 +34,6 @@ use super::{
     machines::{Machines, Pipe, Refusal},
 };
 use crate::{
-    api::node::pinned,
     contact::{
         digest,
         migration::{
@@ -42,6 +41,7 @@ use crate::{
         },
     },
     https::{self, Answer, Peer},
+    node_client::pinned,
     status::Failure,
 };
 

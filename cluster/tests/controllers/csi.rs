@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
-use podvisor_cluster::controller::objects::{
+use podvisor_cluster::objects::{
     Condition, VirtualMachine, VirtualMachineRestore, VirtualMachineSnapshot,
     VirtualMachineSnapshotContent, VolumeSnapshot, condition,
 };

@@ -5,9 +5,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::{Api, Resource as _};
-use podvisor_cluster::controller::objects::{
-    self, DataVolume, DataVolumePhase, VirtualMachine, VolumeState,
-};
+use podvisor_cluster::objects::{self, DataVolume, DataVolumePhase, VirtualMachine, VolumeState};
 use serde_json::{Value, json};
 
 use super::scene::{Controller, LIMIT, Scene, machine};

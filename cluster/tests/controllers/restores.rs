@@ -2,7 +2,7 @@
 
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use podvisor_cluster::controller::objects::{
+use podvisor_cluster::objects::{
     ClonePhase, VirtualMachine, VirtualMachineClone, VirtualMachineInstance, VolumeState,
 };
 use serde_json::{Value, json};

@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
-use podvisor_cluster::controller::objects::{VirtualMachine, VirtualMachineInstance};
 use podvisor_cluster::controller::{self, Options};
+use podvisor_cluster::objects::{VirtualMachine, VirtualMachineInstance};
 use serde_json::{Value, json};
 
 use super::support;

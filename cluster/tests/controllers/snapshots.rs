@@ -1,8 +1,8 @@
 //! Snapshots of machines that do not run; the tests play the driver of their volumes.
 
 use kube::api::{DeleteParams, PostParams};
-use podvisor_cluster::controller::objects::{SnapshotPhase, VirtualMachine};
 use podvisor_cluster::controller::snapshot::SOURCE_FINALIZER;
+use podvisor_cluster::objects::{SnapshotPhase, VirtualMachine};
 use serde_json::json;
 
 use super::csi::{Storage, reached, ready, reason};

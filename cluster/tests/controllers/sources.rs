@@ -2,9 +2,7 @@
 
 use kube::Api;
 use kube::api::PostParams;
-use podvisor_cluster::controller::objects::{
-    DataSource, DataVolumePhase as Phase, VolumeSnapshot, condition,
-};
+use podvisor_cluster::objects::{DataSource, DataVolumePhase as Phase, VolumeSnapshot, condition};
 use serde_json::{Value, json};
 
 use super::csi::{Storage, reached, ready, reason};

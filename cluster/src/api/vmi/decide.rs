@@ -7,10 +7,7 @@ use podvisor_cluster_types::vmi::{VmiSpec, VmiStatus};
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::{
-    api::{Target, node::Call},
-    status::Failure,
-};
+use crate::{api::Target, node_client::Call, status::Failure};
 
 /// How long guests stay frozen if nobody says how long, in seconds; and the most that may be asked
 /// for.

@@ -17,14 +17,13 @@ use podvisor_cluster_types::{
 use serde_json::json;
 
 use super::{
-    State, Target,
-    node::{Call, Path},
-    objects,
+    State, Target, objects,
     subresources::VMI,
     vm::{self, volumes},
 };
 use crate::{
     https::{self, Answer},
+    node_client::{Call, Path},
     status::Failure,
 };
 use decide::{Instance, decide};

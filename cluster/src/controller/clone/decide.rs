@@ -9,7 +9,7 @@ use podvisor_cluster_types::snapshot::{ObjectReference, RestoreSpec, SnapshotSpe
 
 use super::patches;
 use crate::controller::names;
-use crate::controller::objects::{
+use crate::objects::{
     ClonePhase, CloneStatus, Condition, SnapshotPhase, VirtualMachine, VirtualMachineClone,
     VirtualMachineRestore, VirtualMachineSnapshot, VirtualMachineSnapshotContent, condition,
     is_true, set_condition,

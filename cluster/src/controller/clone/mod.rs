@@ -17,10 +17,10 @@ use kube::{Api, Resource};
 pub use decide::{Action, Decision, Observed, decide};
 
 use super::error::{Error, code, is_gone};
-use super::objects::{
+use super::{Context, expectations, patch};
+use crate::objects::{
     ClonePhase, VirtualMachineClone, VirtualMachineRestore, VirtualMachineSnapshot,
 };
-use super::{Context, expectations, patch};
 
 /// Brings a copy one step further.
 pub(super) async fn reconcile(

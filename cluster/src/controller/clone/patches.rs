@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use podvisor_cluster_types::clone::{CloneSpec, passes};
 use serde_json::{Value, json};
 
-use crate::controller::objects::SourceMachine;
+use crate::objects::SourceMachine;
 
 /// Returns the patches of a copy: those of the user come last.
 pub(super) fn of(spec: &CloneSpec, source: &SourceMachine) -> Vec<String> {

@@ -9,7 +9,7 @@ use podvisor_cluster_types::datavolume::GROUP;
 use serde_json::{Value, json};
 
 use crate::controller::claims::{is_filled, takes_upload};
-use crate::controller::objects::{DataVolume, annotation};
+use crate::objects::{DataVolume, annotation};
 use crate::upload;
 
 /// What a claim is called in references.

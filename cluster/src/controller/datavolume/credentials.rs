@@ -8,8 +8,8 @@ use super::{claim, foreign, pod};
 use crate::certificates::Authority;
 use crate::controller::error::Error;
 use crate::controller::importers::{Importers, pod_owner};
-use crate::controller::objects::DataVolume;
 use crate::copy::{Grant, TOKEN, sender_name};
+use crate::objects::DataVolume;
 use crate::token::KeyError;
 use crate::upload::server_name;
 

@@ -13,7 +13,7 @@ use podvisor_cluster_types::Quantity;
 
 use super::claim::{self, Content, content, is_of_claim};
 use super::pod::{self, Devices};
-use crate::controller::objects::{
+use crate::objects::{
     Condition, DataVolume, DataVolumePhase as Phase, DataVolumeStatus, IMPORTER, VolumeState,
     set_condition,
 };

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::controller::claims::is_filled;
-use crate::controller::objects::condition;
+use crate::objects::condition;
 
 fn at(second: i64) -> Time {
     Time(Timestamp::from_second(1_000_000 + second).unwrap())

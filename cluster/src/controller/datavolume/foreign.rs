@@ -14,8 +14,8 @@ use serde_json::json;
 
 use super::pod;
 use crate::controller::error::{Error, code, is_gone};
-use crate::controller::objects::{CDI_COMPONENT_LABEL, DataVolume};
 use crate::controller::{Context, patch};
+use crate::objects::{CDI_COMPONENT_LABEL, DataVolume};
 use crate::upload;
 
 /// Finalizer of a DataVolume: a pod in another namespace may be its own.

@@ -33,8 +33,10 @@ use sources::Resolved;
 
 use super::claims::is_filled;
 use super::error::{Error, code, is_gone};
-use super::objects::{DataVolume, DataVolumePhase as Phase, condition};
 use super::{Context, expectations, patch};
+use crate::objects::{
+    DataVolume, DataVolumePhase as Phase, DataVolumeStatus, VolumeState, condition,
+};
 
 /// Annotation of the class for disks of VMs.
 const VIRT_CLASS: &str = "storageclass.kubevirt.io/is-default-virt-class";

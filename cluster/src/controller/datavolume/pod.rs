@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::claim::owner;
 use crate::controller::claims::POD_PHASE;
 use crate::controller::names;
-use crate::controller::objects::{CDI_COMPONENT_LABEL, DataVolume, IMPORTER, annotation};
 use crate::copy;
+use crate::objects::{CDI_COMPONENT_LABEL, DataVolume, IMPORTER, annotation};
 use crate::upload;
 
 /// Where its progress is asked.

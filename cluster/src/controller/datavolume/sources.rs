@@ -9,7 +9,7 @@ use podvisor_cluster_types::names::is_dns_subdomain;
 
 use crate::controller::Context;
 use crate::controller::error::Error;
-use crate::controller::objects::{DataSource, DataVolume, VolumeSnapshot};
+use crate::objects::{DataSource, DataVolume, VolumeSnapshot};
 
 /// So many DataSources lead to each other at most.
 const DEPTH: usize = 4;

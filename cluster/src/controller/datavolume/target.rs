@@ -15,8 +15,7 @@ use super::claim::CLAIM;
 use crate::controller::Context;
 use crate::controller::claims::awaits_upload;
 use crate::controller::error::{Error, code};
-use crate::controller::objects::DataVolume;
-use crate::upload;
+use crate::objects::DataVolume;
 
 /// The reason of an event that says why there is no upload: that for which `virtctl` looks.
 const REASON: &str = "ProvisioningFailed";
@@ -87,6 +86,7 @@ mod tests {
 
     use super::*;
     use crate::controller::datavolume::claim::is_of_claim;
+    use crate::upload;
 
     fn claim(metadata: serde_json::Value) -> PersistentVolumeClaim {
         let mut metadata = metadata;

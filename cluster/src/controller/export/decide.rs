@@ -9,11 +9,11 @@ use podvisor_cluster_types::export::ExportSource;
 
 use super::object::{owns, pod_name, service_name, token_name};
 use super::source::{Obstacle, Source, Volume};
-use crate::controller::objects::{
+use crate::export::Format;
+use crate::objects::{
     Condition, ExportFormat, ExportLink, ExportLinks, ExportPhase, ExportStatus, ExportVolume,
     VirtualMachineExport, set_condition,
 };
-use crate::export::Format;
 
 /// When to look again while nothing happens that leads to a look.
 const PATIENCE: Duration = Duration::from_secs(10);

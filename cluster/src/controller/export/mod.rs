@@ -21,10 +21,10 @@ pub use decide::{Action, Decision, Observed, decide};
 pub use source::{Obstacle, Source, Volume};
 
 use super::error::{Error, code, is_gone};
-use super::objects::{
+use super::{Context, expectations, patch, snapshot};
+use crate::objects::{
     ExportPhase, VirtualMachineExport, VirtualMachineSnapshotContent, VolumeBackup, VolumeSnapshot,
 };
-use super::{Context, expectations, patch, snapshot};
 use source::{Claim, is_block, of_claims};
 
 /// Brings an export one step further.

@@ -10,11 +10,11 @@ use podvisor_cluster_types::names::is_dns_label;
 use serde_json::json;
 
 use super::source::Volume;
-use crate::controller::objects::{
-    COMPONENT_LABEL, EXPORTER, VirtualMachineExport, VolumeBackup, VolumeSnapshot,
-};
 use crate::controller::{datavolume, names, restore};
 use crate::export::{PORT, TOKEN};
+use crate::objects::{
+    COMPONENT_LABEL, EXPORTER, VirtualMachineExport, VolumeBackup, VolumeSnapshot,
+};
 
 /// Label of a pod: the unique id of its export, which the Service selects.
 const EXPORT_LABEL: &str = "kubevirt.io.virt-export-service";

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
-use crate::controller::objects::VolumeState;
+use crate::objects::VolumeState;
 
 /// A volume that is exported.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -14,12 +14,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
 use crate::controller::nodes::{NodeState, Seen};
-use crate::controller::objects::{
+use crate::controller::settings::Settings;
+use crate::controller::vmi;
+use crate::objects::{
     Condition, MIGRATION_FINALIZER, MigrationPhase, MigrationState, MigrationStatus,
     MigrationTransition, VirtualMachineInstance, VirtualMachineInstanceMigration, condition,
 };
-use crate::controller::settings::Settings;
-use crate::controller::vmi;
 
 /// How long a target may be unschedulable, and pending for whatever reason.
 const UNSCHEDULABLE: Duration = Duration::from_secs(300);
@@ -169,7 +169,7 @@ impl Look<'_> {
             self.enter(MigrationPhase::Scheduling);
             return self.scheduling(vmi);
         }
-        if vmi.status.phase != crate::controller::objects::Phase::Running {
+        if vmi.status.phase != crate::objects::Phase::Running {
             // It may still start, and waits without a place.
             self.decision.wait = Some(LOOK);
             return;
@@ -475,11 +475,7 @@ impl Look<'_> {
                 message: reason.chars().take(1000).collect(),
                 ..Condition::yes("Failed")
             };
-            crate::controller::objects::set_condition(
-                &mut status.conditions,
-                failed,
-                &self.observed.now,
-            );
+            crate::objects::set_condition(&mut status.conditions, failed, &self.observed.now);
         }
         self.enter(match failure {
             Some(_) => MigrationPhase::Failed,

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::controller::nodes::{MigrationReport, NodeReport};
-use crate::controller::objects::Phase;
+use crate::objects::Phase;
 
 fn at(second: i64) -> Time {
     Time(Timestamp::from_second(1_000_000 + second).unwrap())

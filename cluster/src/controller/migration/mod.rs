@@ -24,15 +24,15 @@ pub use turn::{Open, may_begin};
 
 use super::error::{Error, code, is_gone};
 use super::instances::is_of;
-use super::nodes::{CallError, Seen, Subject};
-use super::objects::{
-    Condition, MIGRATION_FINALIZER, MigrationPhase, MigrationState, MigrationStatus,
-    VirtualMachineInstance, VirtualMachineInstanceMigration, clear_condition, set_condition,
-};
+use super::nodes::{self, CallError, Seen, Subject};
 use super::settings::Settings;
 use super::{Context, expectations, patch, vmi};
 use crate::contact::disks::PlugRequest;
 use crate::contact::migration::{ExpectRequest, ResolveRequest, SendRequest};
+use crate::objects::{
+    Condition, MIGRATION_FINALIZER, MigrationPhase, MigrationState, MigrationStatus,
+    VirtualMachineInstance, VirtualMachineInstanceMigration, clear_condition, set_condition,
+};
 
 /// The condition of a migration whose pod a quota does not admit.
 const QUOTA: &str = "migrationRejectedByResourceQuota";

@@ -7,8 +7,8 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::{Api, Client};
 use podvisor_cluster_types::migration::{MigrationPolicySpec, POLICY_GROUP, POLICY_VERSION};
 
-use crate::controller::objects::VirtualMachineInstance;
 use crate::controller::settings::{Decided, Settings};
+use crate::objects::VirtualMachineInstance;
 
 type Labels = BTreeMap<String, String>;
 

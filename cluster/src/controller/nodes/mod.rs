@@ -11,10 +11,10 @@ use serde_json::Value;
 use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 
-use crate::api::node::{self, Path};
 use crate::certificates::{Certificates, Publish};
 use crate::contact::{CONTROLLER, Contact};
 use crate::https::Answer;
+use crate::node_client::{self, Path};
 pub use seen::{MigrationReport, NodeReport, NodeState, Seen};
 
 /// Why a node did not do what was asked of it.
@@ -37,7 +37,7 @@ pub(super) struct Nodes {
 }
 
 struct Connection {
-    nodes: node::Nodes,
+    nodes: node_client::Nodes,
     fresh: JoinHandle<()>,
 }
 
@@ -66,7 +66,7 @@ impl Nodes {
         }
     }
 
-    async fn nodes(&self) -> Result<&node::Nodes, CallError> {
+    async fn nodes(&self) -> Result<&node_client::Nodes, CallError> {
         let connect = async || {
             let certificates = Certificates::new(
                 self.client.clone(),
@@ -75,7 +75,7 @@ impl Nodes {
                 Publish::Nobody,
             )
             .await?;
-            let nodes = node::Nodes::new(self.client.clone(), certificates.for_clients());
+            let nodes = node_client::Nodes::new(self.client.clone(), certificates.for_clients());
             let fresh = tokio::spawn(certificates.keep_fresh());
             Ok::<_, crate::certificates::CertificateError>(Connection { nodes, fresh })
         };
@@ -169,7 +169,7 @@ impl Nodes {
 }
 
 /// The path of something that is asked about an instance.
-fn path<'a>(subject: Subject<'a>, rest: &'a str) -> Path<'a> {
+pub(super) fn path<'a>(subject: Subject<'a>, rest: &'a str) -> Path<'a> {
     Path {
         namespace: subject.namespace,
         name: subject.name,

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use podvisor_cluster_types::replica_set::LabelSelector;
 
 use crate::controller::names;
-use crate::controller::objects::{
+use crate::objects::{
     Condition, Phase, ReplicaSetStatus, VirtualMachineInstance, VirtualMachineInstanceReplicaSet,
     clear_condition, is_true, set_condition,
 };

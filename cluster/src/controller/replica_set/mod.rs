@@ -13,11 +13,11 @@ use kube::runtime::controller;
 pub use decide::{Decision, decide};
 
 use super::error::{Error, code, is_gone};
-use super::objects::{
+use super::{Context, patch};
+use crate::objects::{
     Condition, ReplicaSetStatus, VMI_FINALIZER, VirtualMachineInstance,
     VirtualMachineInstanceReplicaSet, clear_condition, set_condition,
 };
-use super::{Context, patch};
 
 /// Brings a set one step nearer to what is asked of it.
 pub(super) async fn reconcile(

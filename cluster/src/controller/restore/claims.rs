@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::LAST_RESTORE;
 use crate::controller::machines::owner_reference;
-use crate::controller::objects::{
+use crate::objects::{
     SourceMachine, VirtualMachine, VirtualMachineRestore, VolumeBackup, VolumeRestore,
     VolumeSnapshot,
 };

@@ -14,12 +14,12 @@ use k8s_openapi::jiff::SignedDuration;
 use podvisor_cluster_types::snapshot::{GRACE_PERIOD, Naming, Readiness};
 
 use super::{RESTORE_FINALIZER, RestoreError, claims, target};
-use crate::controller::objects::{
+use crate::controller::snapshot::{claim_of, locked_by, restored_by};
+use crate::objects::{
     Condition, DataVolume, RestoreStatus, SnapshotPhase, SourceMachine, VirtualMachine,
     VirtualMachineInstance, VirtualMachineRestore, VirtualMachineSnapshot,
     VirtualMachineSnapshotContent, VmSpec, VolumeSnapshot, is_true, set_condition,
 };
-use crate::controller::snapshot::{claim_of, locked_by, restored_by};
 
 /// When to look again while nothing happens that leads to a look.
 const PATIENCE: Duration = Duration::from_secs(10);

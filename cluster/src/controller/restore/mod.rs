@@ -25,11 +25,11 @@ pub use decide::{Action, Decision, Observed, decide};
 
 use super::error::{Error, code, is_gone};
 use super::machines::owner_reference;
-use super::objects::{
+use super::{Context, expectations, patch};
+use crate::objects::{
     DataVolume, VirtualMachine, VirtualMachineInstance, VirtualMachineRestore, VolumeSnapshot,
     is_true,
 };
-use super::{Context, expectations, patch};
 
 /// Finalizer of a restore: its target is unlocked first.
 pub const RESTORE_FINALIZER: &str = "snapshot.kubevirt.io/vmrestore-protection";
@@ -97,8 +97,8 @@ pub(super) async fn reconcile(
 struct Facts {
     target: Option<Arc<VirtualMachine>>,
     vmi: Option<Arc<VirtualMachineInstance>>,
-    snapshot: Option<Arc<super::objects::VirtualMachineSnapshot>>,
-    content: Option<Arc<super::objects::VirtualMachineSnapshotContent>>,
+    snapshot: Option<Arc<crate::objects::VirtualMachineSnapshot>>,
+    content: Option<Arc<crate::objects::VirtualMachineSnapshotContent>>,
     claims: BTreeMap<String, Arc<PersistentVolumeClaim>>,
     waiting: BTreeSet<String>,
     volumes: BTreeMap<String, VolumeSnapshot>,
@@ -366,7 +366,7 @@ where
 /// Tells people how it went.
 async fn tell(
     restore: &VirtualMachineRestore,
-    before: &[super::objects::Condition],
+    before: &[crate::objects::Condition],
     context: &Context,
 ) {
     let now = &restore.status.conditions;
@@ -376,7 +376,7 @@ async fn tell(
         context.event(restore, reason, "Restore", note).await;
     }
     if is_true(now, "Failure") && !is_true(before, "Failure") {
-        let failure = super::objects::condition(now, "Failure");
+        let failure = crate::objects::condition(now, "Failure");
         let note = failure.map(|failure| failure.reason.clone());
         let reason = "VirtualMachineRestoreError";
         let note = note.unwrap_or_default();

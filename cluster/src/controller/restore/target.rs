@@ -5,9 +5,7 @@ use serde_json::{Value, json};
 
 use super::claims::template_of;
 use super::{LAST_RESTORE, RestoreError, patches};
-use crate::controller::objects::{
-    SourceMachine, VirtualMachine, VirtualMachineRestore, VmSpec, VolumeRestore,
-};
+use crate::objects::{SourceMachine, VirtualMachine, VirtualMachineRestore, VmSpec, VolumeRestore};
 
 /// Whether a restore has made, or changed back, a virtual machine.
 pub(super) fn is_restored(vm: &VirtualMachine, restore: &VirtualMachineRestore) -> bool {

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use podvisor_cluster_types::snapshot::{GROUP, VERSIONS};
 use serde_json::{Value, json};
 
-use crate::controller::objects::{
+use crate::objects::{
     ClaimBackup, ContentSpec, SourceMachine, SourceSpec, VirtualMachine, VirtualMachineSnapshot,
     VirtualMachineSnapshotContent, VmSpec, VolumeBackup, VolumeSnapshot,
 };

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::SignedDuration;
 
 use super::indications;
-use crate::controller::objects::{
+use crate::objects::{
     Condition, ContentStatus, MigrationState, Phase, SnapshotError, SnapshotPhase, SnapshotStatus,
     VirtualMachine, VirtualMachineInstance, VirtualMachineSnapshot, VirtualMachineSnapshotContent,
     VolumeSnapshot, VolumeSnapshotState, is_true, set_condition,

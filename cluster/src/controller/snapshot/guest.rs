@@ -5,9 +5,9 @@ use std::time::Duration;
 use kube::Client;
 use serde_json::{Value, json};
 
-use crate::api::{GROUP, VERSIONS};
 use crate::controller::error::code;
-use crate::controller::objects::VirtualMachineInstance;
+use crate::objects::VirtualMachineInstance;
+use crate::served::{GROUP, VERSIONS};
 
 /// Freezes the guest, for so long at most.
 ///

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::controller::objects::{
+use crate::objects::{
     Phase, SnapshotStatus, SnapshotVolumes, SourceIndication, VirtualMachineInstance,
     VirtualMachineSnapshotContent, is_true,
 };

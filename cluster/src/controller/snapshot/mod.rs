@@ -30,11 +30,11 @@ pub(super) use statuses::{has_claims, statuses};
 
 use super::classes::Classes;
 use super::error::{Error, code, is_gone};
-use super::objects::{
+use super::{Context, expectations, machines, patch};
+use crate::objects::{
     ContentStatus, SnapshotError, SnapshotPhase, VirtualMachine, VirtualMachineInstance,
     VirtualMachineSnapshot, VirtualMachineSnapshotContent, VmSpec, VolumeSnapshot,
 };
-use super::{Context, expectations, machines, patch};
 
 /// How long after a failure of the guest's agent it is asked again.
 const RETRY: Duration = Duration::from_secs(5);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::content::{claim_of, volumes_of};
 use crate::controller::classes::Classes;
-use crate::controller::objects::VirtualMachine;
+use crate::objects::VirtualMachine;
 
 /// Returns whether a virtual machine has claims: only of them snapshots can be taken.
 pub(in crate::controller) fn has_claims(vm: &VirtualMachine) -> bool {

@@ -14,11 +14,11 @@ use super::volumes::Volumes;
 use super::{live, printable};
 use crate::controller::instances::{failure, was_running};
 use crate::controller::machines::generation_of;
-use crate::controller::objects::{
+use crate::controller::snapshot::restored_by;
+use crate::objects::{
     Condition, DataVolume, Phase, StartFailure, StateChangeRequest, VM_FINALIZER, VirtualMachine,
     VirtualMachineInstance, VmStatus, clear_condition, condition, set_condition,
 };
-use crate::controller::snapshot::restored_by;
 
 /// The first wait after a failed start, in seconds; it grows with the square of their number.
 const FIRST_WAIT: u32 = 10;

@@ -2,7 +2,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::json;
 
 use super::*;
-use crate::controller::objects::VolumeState;
+use crate::objects::VolumeState;
 
 fn at(second: i64) -> Time {
     Time(Timestamp::from_second(1_000_000 + second).unwrap())
@@ -30,7 +30,7 @@ fn vmi(phase: Phase, passed: &[Phase]) -> VirtualMachineInstance {
     vmi.status.phase = phase;
     vmi.status.phase_transition_timestamps = passed
         .iter()
-        .map(|&phase| crate::controller::objects::PhaseTransition {
+        .map(|&phase| crate::objects::PhaseTransition {
             phase,
             phase_transition_timestamp: None,
         })

@@ -3,8 +3,8 @@
 use podvisor_cluster_types::Quantity;
 use serde_json::{Map, Value, json};
 
-use crate::controller::objects::{MigrationState, Phase, VirtualMachineInstance};
 use crate::controller::vmi::without_plugged;
+use crate::objects::{MigrationState, Phase, VirtualMachineInstance};
 
 const SOCKETS: &str = "/domain/cpu/sockets";
 const GUEST: &str = "/domain/memory/guest";

@@ -29,12 +29,12 @@ use super::error::{Error, code, is_gone};
 use super::machines::{
     GENERATION_ANNOTATION, generation_of, owner_reference, revision_name, revision_of,
 };
-use super::objects::{
+use super::{Context, expectations, patch, snapshot};
+use crate::instancetypes::{self, ExpandError};
+use crate::objects::{
     Condition, DataVolume, VM_FINALIZER, VMI_FINALIZER, VirtualMachine, VirtualMachineInstance,
     VmStatus, set_condition,
 };
-use super::{Context, expectations, patch, snapshot};
-use crate::instancetypes::{self, ExpandError};
 
 /// Label of an instance: the name of its virtual machine.
 const VM_LABEL: &str = "kubevirt.io/vm";

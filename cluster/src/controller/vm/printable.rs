@@ -1,6 +1,6 @@
 //! A virtual machine's state in a word, for `kubectl get vm`.
 
-use crate::controller::objects::{
+use crate::objects::{
     Condition, Phase, VirtualMachine, VirtualMachineInstance, VmStatus, VolumeState, condition,
     is_true,
 };
@@ -92,8 +92,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::controller::objects::MigrationState;
-    use crate::controller::objects::StartFailure;
+    use crate::objects::MigrationState;
+    use crate::objects::StartFailure;
 
     fn vmi(phase: &str, conditions: serde_json::Value) -> VirtualMachineInstance {
         serde_json::from_value(json!({

@@ -9,8 +9,9 @@ use podvisor_cluster_types::vm::DataVolumeTemplate;
 use serde_json::Value;
 
 use super::owner_reference;
-use crate::controller::objects::{CREATED_BY_LABEL, DataVolume, VirtualMachine, VolumeState};
+use crate::controller::machines::used;
 use crate::copy::{ACCOUNT, DEFAULT_ACCOUNT};
+use crate::objects::{CREATED_BY_LABEL, DataVolume, VirtualMachine, VolumeState};
 
 /// The DataVolumes of a virtual machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -118,6 +119,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::controller::machines::uses;
 
     fn vm() -> VirtualMachine {
         let blank = |size: &str| {

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::controller::names;
-use crate::controller::objects::{
+use crate::objects::{
     COMPONENT_LABEL, CREATED_BY_LABEL, LAUNCHER, VirtualMachineInstance, is_true,
 };
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, PodSpec, Vo
 use serde_json::json;
 
 use super::pod;
-use crate::controller::objects::{COMPONENT_LABEL, LAUNCHER, VirtualMachineInstance};
+use crate::objects::{COMPONENT_LABEL, LAUNCHER, VirtualMachineInstance};
 
 /// The value of [`COMPONENT_LABEL`] of these pods, and the beginning of their names.
 const CONSUMER: &str = "virt-consumer";

@@ -14,9 +14,9 @@ use super::migratable::migratable;
 use super::pod;
 use super::pod_error::PodError;
 use crate::controller::machines::revision_of;
-use crate::controller::objects::{
+use crate::objects::{
     Condition, Interface, MigrationState, NODE_NAME_LABEL, Phase, UNPAUSED_GATE, VMI_FINALIZER,
-    VirtualMachineInstance, VmiStatus, clear_condition, condition, is_true, set_condition,
+    VirtualMachineInstance, VmiStatus, clear_condition, is_true, set_condition,
 };
 
 /// Reasons of a waiting container that the user can do something about.

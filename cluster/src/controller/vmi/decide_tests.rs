@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::controller::claims::{Claim, VolumeMode};
 use crate::controller::instances::{failure, was_running};
-use crate::controller::objects::is_true;
 use crate::controller::vmi::decision::Other;
+use crate::objects::condition;
 
 fn at(second: i64) -> Time {
     Time(Timestamp::from_second(1_000_000 + second).unwrap())

@@ -6,9 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::controller::claims::{Claim, VolumeMode};
-use crate::controller::objects::{
-    Phase, PhaseTransition, VirtualMachineInstance, VmiStatus, VolumeState,
-};
+use crate::objects::{Phase, PhaseTransition, VirtualMachineInstance, VmiStatus, VolumeState};
 
 /// What was observed.
 #[allow(missing_debug_implementations, reason = "a closure has none")]

@@ -9,11 +9,11 @@ use kube::Api;
 use kube::api::PostParams;
 
 use crate::controller::error::{Error, code};
-use crate::controller::objects::{
+use crate::controller::{Context, names};
+use crate::objects::{
     EVACUATION_ANNOTATION, MIGRATION_FINALIZER, MigrationPhase, MigrationSpec, Phase,
     VirtualMachineInstance, VirtualMachineInstanceMigration, is_true,
 };
-use crate::controller::{Context, names};
 
 /// The wait after the first failure; it doubles with each.
 const FIRST_WAIT: u64 = 20;

@@ -2,9 +2,7 @@
 
 use super::decision::{Action, Decision, Observed, set_phase};
 use super::pod;
-use crate::controller::objects::{
-    Condition, Phase, VolumeState, clear_condition, condition, set_condition,
-};
+use crate::objects::{Condition, Phase, VolumeState, clear_condition, condition, set_condition};
 
 /// Returns whether all DataVolumes of an instance are filled, and records it. Without those that
 /// never will be, the instance is over.
@@ -76,8 +74,8 @@ mod tests {
 
     use super::*;
     use crate::controller::claims::{Claim, VolumeMode};
-    use crate::controller::objects::{VMI_FINALIZER, VirtualMachineInstance, is_true};
     use crate::controller::vmi::decide;
+    use crate::objects::{VMI_FINALIZER, VirtualMachineInstance, is_true};
 
     const BLOCK: Claim = Claim {
         mode: VolumeMode::Block,

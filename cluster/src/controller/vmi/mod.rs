@@ -43,12 +43,12 @@ pub use volumes::{DEVICES, MOUNTS};
 
 use super::error::{Error, code, is_gone};
 use super::instances::is_of;
-use super::objects::{
+use super::{Context, expectations, patch};
+use crate::objects::{
     MIGRATION_NAME_ANNOTATION, MIGRATION_UID_LABEL, MigrationState, NODE_NAME_LABEL, Phase,
     UNPAUSED_GATE, VMI_FINALIZER, VirtualMachineInstance, VirtualMachineInstanceMigration,
     VmiStatus,
 };
-use super::{Context, expectations, patch};
 
 /// Brings an instance one step nearer to what is asked of it.
 pub(super) async fn reconcile(

@@ -17,7 +17,7 @@ use super::volumes;
 use crate::controller::claims::VolumeMode;
 use crate::controller::instances::RUNTIME_CLASS;
 use crate::controller::names;
-use crate::controller::objects::{
+use crate::objects::{
     COMPONENT_LABEL, CREATED_BY_LABEL, ID_LABEL, LAUNCHER, NAME_LABEL, UNPAUSED_GATE,
     VMI_ANNOTATION, VirtualMachineInstance, name_label,
 };

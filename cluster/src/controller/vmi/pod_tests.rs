@@ -52,7 +52,7 @@ fn the_pod_is_the_instances_and_runs_as_a_vm() {
 
 #[test]
 fn a_long_name_makes_a_label_that_ends_with_a_letter_or_digit() {
-    use crate::controller::objects::name_label;
+    use crate::objects::name_label;
     let longest = "a".repeat(63);
     assert_eq!(name_label(&longest), longest);
     assert_eq!(

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use super::pod;
 use super::pod_error::PodError;
 use crate::controller::claims::VolumeMode;
-use crate::controller::objects::{
+use crate::objects::{
     CREATED_BY_LABEL, MIGRATION_ANNOTATION, MIGRATION_NAME_ANNOTATION, MIGRATION_UID_LABEL,
     VMI_ANNOTATION, VirtualMachineInstance, VirtualMachineInstanceMigration,
 };

@@ -15,7 +15,7 @@ use super::refs::{
     sources_of, users, volumes_of, waiting, waiting_migrations,
 };
 use crate::controller::claims::awaits_upload;
-use crate::controller::objects::{
+use crate::objects::{
     DataSource, DataVolume, VirtualMachine, VirtualMachineClone, VirtualMachineExport,
     VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
     VirtualMachineRestore, VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,

@@ -8,7 +8,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use tokio::sync::mpsc;
 
-use crate::controller::objects::{
+use crate::objects::{
     DataSource, DataVolume, VirtualMachine, VirtualMachineClone, VirtualMachineExport,
     VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
     VirtualMachineRestore, VirtualMachineSnapshot,

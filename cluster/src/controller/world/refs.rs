@@ -9,7 +9,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::controller::instances::{awaits, failure};
 use crate::controller::machines::uses;
-use crate::controller::objects::{
+use crate::objects::{
     ClonePhase, DataSource, DataVolume, MIGRATION_NAME_ANNOTATION, MigrationPhase, Phase,
     VirtualMachine, VirtualMachineClone, VirtualMachineExport, VirtualMachineInstance,
     VirtualMachineInstanceMigration, VirtualMachineRestore, VirtualMachineSnapshot,

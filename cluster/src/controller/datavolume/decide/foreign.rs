@@ -10,7 +10,7 @@ use super::{
 };
 use crate::controller::datavolume::foreign::{self, FINALIZER, SENDER, Sender, is_held};
 use crate::controller::datavolume::pod;
-use crate::controller::objects::{DataVolumePhase as Phase, IMPORTER};
+use crate::objects::{DataVolumePhase as Phase, IMPORTER};
 
 /// A pod that has sent everything to an importer that does not end within this sends it again: the
 /// importer was killed between its answer and its end.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::controller::datavolume::decide::{Source, decide};
-use crate::controller::objects::{DataVolume, condition};
+use crate::objects::{DataVolume, condition};
 
 /// What there is of a copy from another namespace.
 struct Scene {

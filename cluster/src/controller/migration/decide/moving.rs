@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::{Action, Look, POLL, Side};
 use crate::controller::nodes::NodeState;
-use crate::controller::objects::{MigrationState, VirtualMachineInstance};
 use crate::controller::vmi;
+use crate::objects::{MigrationState, VirtualMachineInstance};
 
 /// How long a target that says nothing is asked before it is taken to run the VM; and one that
 /// answers, and will not know more.

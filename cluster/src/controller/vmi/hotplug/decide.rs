@@ -15,7 +15,7 @@ use super::super::decide::{container, node, terminated};
 use super::keeper::{Kept, keeper, kept_by, name, node_of};
 use crate::controller::claims::Claim;
 use crate::controller::instances::{PLUGGED, entries};
-use crate::controller::objects::{Phase, VirtualMachineInstance, VolumeState};
+use crate::objects::{Phase, VirtualMachineInstance, VolumeState};
 
 /// Where a volume is on its way into the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

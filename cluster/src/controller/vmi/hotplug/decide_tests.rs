@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::controller::claims::VolumeMode;
-use crate::controller::objects::{ATTACHMENT_ANNOTATION, HOTPLUG};
+use crate::objects::{ATTACHMENT_ANNOTATION, HOTPLUG};
 
 const BLOCK: Claim = Claim {
     mode: VolumeMode::Block,

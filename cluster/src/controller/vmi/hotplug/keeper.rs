@@ -15,7 +15,7 @@ use super::super::{DEVICES, MOUNTS};
 use crate::controller::claims::VolumeMode;
 use crate::controller::instances::RUNTIME_CLASS;
 use crate::controller::names;
-use crate::controller::objects::{
+use crate::objects::{
     ATTACHMENT_ANNOTATION, COMPONENT_LABEL, HOTPLUG, NAME_LABEL, VirtualMachineInstance, name_label,
 };
 

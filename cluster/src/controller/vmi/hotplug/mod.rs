@@ -16,13 +16,13 @@ use podvisor_cluster_types::vmi::Volume;
 use serde_json::{Value, json};
 
 use super::pod;
-use crate::api::node::Path;
 use crate::contact::disks::{PlugRequest, UnplugAnswer, UnplugRequest};
 use crate::controller::error::{Error, code, is_gone};
 use crate::controller::instances::entries;
 use crate::controller::nodes::CallError;
-use crate::controller::objects::{COMPONENT_LABEL, HOTPLUG, VirtualMachineInstance};
 use crate::controller::{Context, patch};
+use crate::node_client::Path;
+use crate::objects::VirtualMachineInstance;
 pub(in crate::controller) use decide::plugs_at;
 use decide::{Action, Observed, Step, decide, is_of, target};
 

@@ -15,11 +15,11 @@ use podvisor_cluster_types::vmi::{CpuTopology, VmiSpec};
 use serde_json::{Value, json};
 
 use crate::contact::size::ResizeRequest;
-use crate::controller::objects::{
-    Condition, VMI_ANNOTATION, VmiStatus, clear_condition, condition, set_condition,
-};
 use crate::controller::vmi::pod::{self, CONTAINER};
 use crate::controller::vmi::pod_error::PodError;
+use crate::objects::{
+    Condition, VMI_ANNOTATION, VmiStatus, clear_condition, condition, set_condition,
+};
 
 /// The condition of an instance whose VM is to have more CPUs.
 pub(super) const CPUS: &str = "HotVCPUChange";

@@ -16,14 +16,12 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use super::pod::{self, CONTAINER};
-use crate::api::node::Path;
 use crate::contact::size::{ResizeAnswer, ResizeRequest};
 use crate::controller::error::Error;
 use crate::controller::nodes::CallError;
-use crate::controller::objects::{
-    MigrationState, Phase, VirtualMachineInstance, VmiStatus, condition,
-};
 use crate::controller::{Context, patch};
+use crate::node_client::Path;
+use crate::objects::{MigrationState, Phase, VirtualMachineInstance, VmiStatus, condition};
 use decide::{Change, State, Step, decide};
 
 /// When a node is asked again that did not do it, or whose guest does not use all memory yet.

@@ -63,7 +63,7 @@ const FROM_NODE: [HeaderName; 4] = [
 
 /// What is asked of a node, by the end of the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Call {
+pub(crate) enum Call {
     /// An action, with its options.
     Put(String, Bytes),
     /// A question.
@@ -73,7 +73,7 @@ pub(super) enum Call {
 }
 
 impl Call {
-    pub(super) fn path(&self) -> String {
+    pub(crate) fn path(&self) -> String {
         match self {
             Self::Put(path, _) | Self::Get(path) | Self::Stream(path) => path.clone(),
         }
@@ -145,7 +145,7 @@ impl Nodes {
     }
 
     /// Connects a WebSocket with a node.
-    pub(super) async fn stream(
+    pub(crate) async fn stream(
         &self,
         node: &str,
         path: &Path<'_>,
