@@ -1,6 +1,9 @@
 //! Disks that were plugged into a machine that moves.
 
+use std::fs;
+
 use podvisor_cri::sandbox::Unplugged;
+use tempfile::TempDir;
 
 use super::*;
 
