@@ -5,6 +5,7 @@
 //! annotations alone: nothing here knows the node, its files, or the pod's other fields.
 
 mod annotations;
+mod disks;
 mod machine;
 mod spec;
 mod vmi;
