@@ -89,7 +89,7 @@ impl Host {
 }
 
 #[test]
-fn guest_node_is_clean_after_kills_at_random_moments() {
+fn guest_long_node_is_clean_after_kills_at_random_moments() {
     let host = Host::default();
     own_address();
     let data = host.root.path().join("data");

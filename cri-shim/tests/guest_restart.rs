@@ -506,7 +506,7 @@ async fn a_pod_stays_without_what_needs_the_hosts_root(node: &mut Node) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn guest_a_daemon_that_was_killed_finds_everything_as_it_was() {
+async fn guest_long_a_daemon_that_was_killed_finds_everything_as_it_was() {
     let daemon = Daemon::of_kubelet(POD);
     daemon.add_network(BRIDGE, &["10.91.4.0/24"]);
     let registry = Registry::serve(&[(

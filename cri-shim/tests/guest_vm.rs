@@ -117,8 +117,6 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     let seen = vm(&["inspect", "vm1"]).stdout;
     assert!(seen.contains("\"Small system\""), "{seen}");
     grows(&root);
-    warm(&root);
-    moves(&root);
     let by_loader = "podvisor-loader: starting the kernel";
     assert!(!logs().contains(by_loader), "{}", logs());
     vm(&["reboot", "vm1"]).printed("vm1\n");
@@ -166,6 +164,19 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     vm(&["ps", "-q"]).printed("");
     let left = fs::read_dir(root.path().join("v")).unwrap();
     assert_eq!(left.count(), 0);
+}
+
+#[test]
+fn guest_long_vms_are_saved_cloned_and_moved() {
+    let root = Root::default();
+    let vm = |arguments: &[&str]| -> Ran { root.output(&[&["vm"], arguments].concat()) };
+    let run = ["run", "-d", "--name", "vm1", "-m", "256M", "--network"];
+    let ran = vm(&[&run[..], &["nat", &small()]].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    until("the agent", || vm(&["exec", "vm1", "true"]).code == Some(0));
+    warm(&root);
+    moves(&root);
+    vm(&["rm", "-f", "vm1"]).printed("vm1\n");
 }
 
 /// Gives the VM `vm1`, whose agent answers, another CPU and more memory, and takes a part of that.

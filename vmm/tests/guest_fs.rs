@@ -53,7 +53,7 @@ fn kept(root: &Path) -> BTreeMap<PathBuf, Kept> {
 const TRANSPORTS: [Transport; 2] = [Transport::Mmio, Transport::Pci];
 
 #[test]
-fn guest_copies_a_tree_and_a_large_file_both_ways_on_both_transports() {
+fn guest_long_copies_a_tree_and_a_large_file_both_ways_on_both_transports() {
     // Each file of both trees costs a descriptor.
     raise_limit_of_files();
     let files = std::env::var("PODVISOR_TEST_FILES").map_or(FILES, |n| n.parse().unwrap());

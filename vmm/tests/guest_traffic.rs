@@ -22,7 +22,7 @@ const EACH_WAY: usize = 500;
 const MESSAGE: usize = 512;
 
 #[test]
-fn guest_has_a_thousand_connections_with_offloads_on_mmio_and_without_on_pci() {
+fn guest_long_has_a_thousand_connections_with_offloads_on_mmio_and_without_on_pci() {
     raise_limit_of_files();
     let traffic = program("traffic.c");
     has_a_thousand_connections(Transport::Mmio, 1, Offloads::On, &traffic);

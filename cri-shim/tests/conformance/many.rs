@@ -37,7 +37,7 @@ fn free_files(meter: &Container) -> u64 {
 }
 
 #[test]
-fn guest_containers_come_and_go_in_one_pod_and_leave_nothing() {
+fn guest_long_containers_come_and_go_in_one_pod_and_leave_nothing() {
     let pod = Pod::run("many", |_| {});
     let meter = pod.start("meter", |_| {});
     let round = |number: usize| {

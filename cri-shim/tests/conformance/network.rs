@@ -66,7 +66,7 @@ pub(crate) fn crowd() -> usize {
 }
 
 #[test]
-fn guest_pods_that_begin_at_once_answer_over_addresses_of_their_own() {
+fn guest_long_pods_that_begin_at_once_answer_over_addresses_of_their_own() {
     // Including the bridge, which stays.
     Pod::shared();
     let before = interfaces();

@@ -97,7 +97,7 @@ fn words(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn guest_each_pods_users_are_the_range_that_it_was_given() {
+fn guest_long_each_pods_users_are_the_range_that_it_was_given() {
     if !RUNTIME.is_vm {
         return;
     }

@@ -145,7 +145,7 @@ fn pods_as_root() -> u64 {
 }
 
 #[test]
-fn guest_a_kubelets_volumes_have_the_owners_and_modes_that_pods_expect() {
+fn guest_long_a_kubelets_volumes_have_the_owners_and_modes_that_pods_expect() {
     let pod = run_pod();
     let volumes = Volumes::of(&pod);
     let mounts = volumes.mounts();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn guest_copies_into_a_container_follow_links_and_delete_nothing() {
+fn guest_long_copies_into_a_container_follow_links_and_delete_nothing() {
     let host = Host::with(|tree| {
         fs::create_dir(tree.join("evil")).unwrap();
         let readlink = tree.join("evil/readlink");
@@ -71,7 +71,7 @@ fn guest_copies_into_a_container_follow_links_and_delete_nothing() {
 }
 
 #[test]
-fn guest_files_are_copied_whichever_tar_the_host_has() {
+fn guest_long_files_are_copied_whichever_tar_the_host_has() {
     let outside = tempfile::tempdir().unwrap();
     let victim = outside.path().join("victim");
     fs::write(&victim, "the host's\n").unwrap();

@@ -35,10 +35,11 @@ pub(super) fn run(programs: &[Listed], assets: &[(&str, PathBuf)]) -> Result<Cou
     if wanted.is_empty() {
         bail!("no test with guests was found");
     }
-    // Long programs must not run alone at the end: first the programs of many tests, then those
-    // with one or two tests, which are long.
+    // Long programs must not run alone at the end: first the programs of many tests, that of the
+    // most before the others, then those with one or two tests, which are long.
     wanted.sort_by_key(|listed| listed.guests.len());
     let few = wanted.partition_point(|listed| listed.guests.len() < TESTS_OF_A_HOST);
+    wanted[few..].reverse();
     wanted.rotate_left(few);
     let shared = shared_out(wanted);
     // On this machine itself, they would conflict in its network and its cgroups.

@@ -3,7 +3,9 @@
 //! Format, lints, tests on this machine (including the fuzz targets' bodies), tests with guests in
 //! test hosts, and the documentation. A failing step does not prevent the others. A test whose own
 //! name starts with `guest_` needs KVM guests and runs in a host; all others run on this machine.
-//! The last lines count both.
+//! One that starts with `guest_long_` takes minutes there, and has a shorter one of its subject: it
+//! runs with `--long`, or with a filter that it matches. `--long` builds the documentation, too.
+//! The last lines count all.
 
 mod guests;
 
@@ -27,11 +29,17 @@ const SLOWEST: usize = 12;
 /// longest one; a hanging one must not prevent the others.
 const LIMIT: &str = "900";
 
+/// What the names of tests with guests begin with that take minutes.
+const LONG: &str = "guest_long_";
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Run only these steps
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Name>,
+    /// Run what takes long, too: the long tests with guests, and the documentation
+    #[arg(long)]
+    long: bool,
     /// Run only the tests whose path contains this
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
@@ -52,6 +60,8 @@ struct Results {
     failed: Vec<&'static str>,
     machine: Count,
     guests: Count,
+    /// Number of the long tests that were left out.
+    left_out: usize,
 }
 
 impl Results {
@@ -80,7 +90,10 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         setup::TEST,
         setup::SMALL,
     ])?;
-    let runs = |name: Name| args.only.is_empty() || args.only.contains(&name);
+    let runs = |name: Name| match args.only.is_empty() {
+        true => args.long || name != Name::Doc,
+        false => args.only.contains(&name),
+    };
     let with_guests = runs(Name::Guest);
     let mut results = Results::default();
     // Half of it waits for downloads. A filter may leave no test that needs it.
@@ -109,11 +122,14 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     }
     let mut programs = Vec::new();
     if runs(Name::Machine) || with_guests {
-        results.step("building the tests", |_| {
+        results.step("building the tests", |results| {
             programs = listed(
                 cargo::build_tests(&["--workspace"])?,
                 args.filter.as_deref(),
             )?;
+            if with_guests && !args.long && args.filter.is_none() {
+                results.left_out = leave_out_long(&mut programs);
+            }
             Ok(())
         });
     }
@@ -198,6 +214,12 @@ fn conclude(results: &Results) -> ExitCode {
     }
     println!("on this machine: {}", results.machine);
     println!("with guests: {}", results.guests);
+    if results.left_out > 0 {
+        println!(
+            "left out: {} long tests with guests; `--long` runs them, and builds the documentation",
+            results.left_out
+        );
+    }
     if !results.failed.is_empty() {
         println!("failed steps: {}", results.failed.join(", "));
     }
@@ -251,9 +273,25 @@ fn listed(programs: Vec<TestProgram>, filter: Option<&str>) -> Result<Vec<Listed
 
 /// Returns whether a test's own name, not that of its module, says that it needs guests.
 fn needs_guests(test: &str) -> bool {
-    test.rsplit("::")
-        .next()
-        .is_some_and(|name| name.starts_with("guest_"))
+    own_name(test).starts_with("guest_")
+}
+
+/// Returns a test's name without its modules'.
+fn own_name(test: &str) -> &str {
+    test.rsplit("::").next().unwrap_or_default()
+}
+
+/// Takes the long tests with guests out of their programs; returns their number.
+fn leave_out_long(programs: &mut [Listed]) -> usize {
+    let mut number = 0;
+    for listed in programs {
+        let all = listed.guests.len();
+        listed
+            .guests
+            .retain(|test| !own_name(test).starts_with(LONG));
+        number += all - listed.guests.len();
+    }
+    number
 }
 
 /// Runs the tests that need no guests; `assets` are environment variables with paths for them.
@@ -301,5 +339,24 @@ mod tests {
         assert!(needs_guests("vm::tests::guest_boots"));
         assert!(!needs_guests("guest_memory::tests::reads_back"));
         assert!(!needs_guests("the_guest_boots"));
+    }
+
+    #[test]
+    fn long_tests_are_left_out_and_counted() {
+        let mut programs = [Listed {
+            program: TestProgram {
+                path: "/t/one-1".into(),
+                directory: "/w".into(),
+                name: "vmm::one".to_owned(),
+            },
+            here: vec!["guest_long_is_no_module::is_here".to_owned()],
+            guests: vec![
+                "guest_boots".to_owned(),
+                "life::guest_long_boots_often".to_owned(),
+            ],
+        }];
+        assert_eq!(leave_out_long(&mut programs), 1);
+        assert_eq!(programs[0].guests, ["guest_boots"]);
+        assert_eq!(programs[0].here.len(), 1);
     }
 }

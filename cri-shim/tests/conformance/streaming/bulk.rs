@@ -209,7 +209,7 @@ fn attach<C: Command>() {
 }
 
 #[test]
-fn guest_much_input_reaches_a_container() {
+fn guest_long_much_input_reaches_a_container() {
     attach::<websocket::Client>();
     attach::<SpdyCommand>();
 }
@@ -256,7 +256,7 @@ fn forward_both_ways<F: Forward>(container: &Container, port: u16) {
 }
 
 #[test]
-fn guest_much_goes_through_a_forwarded_port_both_ways() {
+fn guest_long_much_goes_through_a_forwarded_port_both_ways() {
     let dir = RUNTIME.directory("much-forwarded");
     std::fs::write(dir.join("numbers"), DATA.as_slice()).unwrap();
     let container = Pod::shared().start("much-forwarded", |config| {
