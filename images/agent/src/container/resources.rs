@@ -12,7 +12,7 @@ use crate::container::spec_error::SpecError;
 
 /// Leaves out limits of what this guest does not have: whatever they are, they hold. Memory that is
 /// kept for a container is so only as long as there is other memory to take back.
-pub fn keep_what_is_there(resources: &mut LinuxResources) {
+pub(super) fn keep_what_is_there(resources: &mut LinuxResources) {
     keep(resources, |path| Path::new(path).exists());
 }
 
@@ -68,7 +68,7 @@ fn kib(size: &str) -> Option<u64> {
 /// # Errors
 ///
 /// [`SpecError`] for JSON that is not such an object, and for rules for devices.
-pub fn parse(json: &[u8]) -> Result<LinuxResources, SpecError> {
+pub(super) fn parse(json: &[u8]) -> Result<LinuxResources, SpecError> {
     const WHAT: &str = "resources_json";
     if json.len() > SPEC_BYTES {
         return Err(SpecError::TooLarge {
@@ -97,7 +97,7 @@ pub fn parse(json: &[u8]) -> Result<LinuxResources, SpecError> {
 ///
 /// Limits that the kernel refuses, such as a memory limit below the memory that cannot be
 /// reclaimed.
-pub fn apply(resources: &LinuxResources, cgroup: &Cgroup) -> Result<(), V2ManagerError> {
+pub(super) fn apply(resources: &LinuxResources, cgroup: &Cgroup) -> Result<(), V2ManagerError> {
     let manager = Manager::new(
         Path::new(CGROUP_ROOT).to_owned(),
         cgroup.spec_path().to_owned(),
