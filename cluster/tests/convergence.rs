@@ -104,6 +104,36 @@ impl View {
         }
     }
 
+    /// Plays Kubernetes' garbage collector: deletes an instance whose machine is not there any more.
+    /// A replica that is killed may have asked for it in its last moment.
+    fn collect_garbage(&self, client: &kube::Client, namespace: &str) -> Task {
+        let (vms, vmis) = (self.vms.clone(), self.vmis.clone());
+        let machines = Api::<VirtualMachine>::namespaced(client.clone(), namespace);
+        let instances = Api::<VirtualMachineInstance>::namespaced(client.clone(), namespace);
+        let mut changed = self.changed.clone();
+        Task(tokio::spawn(async move {
+            while changed.changed().await.is_ok() {
+                for vmi in vmis.state() {
+                    let owners = vmi.metadata.owner_references.iter().flatten();
+                    let mut owners = owners.filter(|owner| owner.kind == "VirtualMachine");
+                    let Some(owner) = owners.next() else {
+                        continue;
+                    };
+                    let is = |vm: &VirtualMachine| vm.metadata.uid.as_ref() == Some(&owner.uid);
+                    if vms.state().iter().any(|vm| is(vm)) {
+                        continue;
+                    }
+                    // What is followed may lag behind.
+                    let machine = machines.get_opt(&owner.name).await.unwrap();
+                    if !machine.is_some_and(|vm| is(&vm)) {
+                        let name = vmi.metadata.name.as_deref().unwrap();
+                        let _ = instances.delete(name, &DeleteParams::default()).await;
+                    }
+                }
+            }
+        }))
+    }
+
     /// Waits until nothing is wrong any more.
     async fn settle(&mut self, wrong: impl Fn(&Self) -> Vec<String>) {
         let wait = async {
@@ -190,6 +220,7 @@ async fn kills_and_changes_at_random_points_converge() {
     let pods = Api::<Pod>::namespaced(client.clone(), &namespace);
     let mut view = View::of(&client, &namespace);
     let _kubelet = Kubelet::play(client.clone(), &namespace);
+    let _collector = view.collect_garbage(&client, &namespace);
     let mut random = Random(seed);
     let names: Vec<String> = (0..machines).map(|n| format!("vm-{n}")).collect();
     join_all(names.iter().map(async |name| {
