@@ -194,7 +194,7 @@ impl Node {
 
         // Frozen file systems thaw by themselves.
         let frozen = sandbox
-            .freeze_guest(vm, Duration::from_secs(2))
+            .freeze_guest(vm, Duration::from_secs(10))
             .await
             .unwrap();
         assert!(frozen > 0);
