@@ -104,8 +104,8 @@ impl View {
         }
     }
 
-    /// Plays Kubernetes' garbage collector: deletes an instance whose machine is not there any more.
-    /// A replica that is killed may have asked for it in its last moment.
+    /// Plays Kubernetes' garbage collector: deletes an instance whose machine is gone, for which a
+    /// replica that was killed may have asked in its last moment.
     fn collect_garbage(&self, client: &kube::Client, namespace: &str) -> Task {
         let (vms, vmis) = (self.vms.clone(), self.vmis.clone());
         let machines = Api::<VirtualMachine>::namespaced(client.clone(), namespace);

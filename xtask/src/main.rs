@@ -74,7 +74,7 @@ enum Command {
     Book,
     /// Make a Debian package, and an archive of the same tree, in target/package
     Package,
-    /// Run every check and test; the last lines count the tests
+    /// Run checks and tests, with --long all of them; the last lines count the tests
     Test(test::Args),
     /// Build a real Kubernetes API server, etcd and virtctl (with --all, a whole cluster's
     /// programs) in target/cluster/bin

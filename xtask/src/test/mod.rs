@@ -3,9 +3,8 @@
 //! Format, lints, tests on this machine (including the fuzz targets' bodies), tests with guests in
 //! test hosts, and the documentation. A failing step does not prevent the others. A test whose own
 //! name starts with `guest_` needs KVM guests and runs in a host; all others run on this machine.
-//! One that starts with `guest_long_` takes minutes there, and has a shorter one of its subject: it
-//! runs with `--long`, or with a filter that it matches. `--long` builds the documentation, too.
-//! The last lines count all.
+//! One that starts with `guest_long_` takes minutes there: it runs with `--long`, or with a filter
+//! that it matches. `--long` builds the documentation, too. The last lines count all.
 
 mod guests;
 
