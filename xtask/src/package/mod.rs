@@ -49,8 +49,8 @@ Maintainer: The podvisor developers <developers@podvisor.invalid>
 Installed-Size: @KIB@
 Section: admin
 Priority: optional
-Recommends: containernetworking-plugins, iptables, kmod
-Suggests: passt, podvisor-cluster
+Recommends: containernetworking-plugins, iptables, kmod, openssh-client, passt
+Suggests: podvisor-cluster
 Description: pods and containers in virtual machines of their own
  A container runtime whose pods are small virtual machines on KVM: one program
  with its own virtual machine monitor, guest kernel and agent, which serves the
@@ -309,6 +309,22 @@ mod tests {
             .skip_while(|line| *line != format!("[{section}]"));
         let lines = lines.skip(1).take_while(|line| !line.starts_with('['));
         lines.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn what_commands_take_by_default_comes_with_the_package() {
+        let recommends = CONTROL
+            .lines()
+            .find_map(|line| line.strip_prefix("Recommends: "));
+        let recommends: Vec<_> = recommends.unwrap().split(", ").collect();
+        for (package, of) in [
+            ("containernetworking-plugins", "root's network"),
+            ("iptables", "root's network"),
+            ("passt", "the network of users without root"),
+            ("openssh-client", "the key of `vm run`, and `vm ssh`"),
+        ] {
+            assert!(recommends.contains(&package), "{package}: {of}");
+        }
     }
 
     #[test]
