@@ -98,3 +98,33 @@ fn a_value_that_is_none_is_named_with_its_flag() {
         }
     }
 }
+
+#[test]
+fn files_that_settings_name_and_that_are_missing_are_said_with_what_to_do() {
+    let root = Root::default();
+    let guest = root.path().join("guest");
+    std::fs::create_dir(&guest).unwrap();
+    for file in ["vmlinux", "initramfs.cpio"] {
+        std::fs::write(guest.join(file), "").unwrap();
+    }
+    let file = root.path().join("config.toml");
+    let settings = "host_runtime = \"unix:///no/runtime.sock\"\n[cni]\nconfig_dir = \"/no/net.d\"\n\
+                    [handlers.large]\nkernel = \"/no/kernel\"\n";
+    std::fs::write(&file, settings).unwrap();
+    let check = ["config", "check", file.to_str().unwrap()];
+    let mut command = root.podvisor(&check);
+    let ran = support::Ran::new(command.env("PODVISOR_GUEST_DIR", &guest).output().unwrap());
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let expected = [
+        ("large: kernel: /no/kernel is not there; ", "name a kernel"),
+        ("cni.config_dir: /no/net.d is not there; ", "network plugin"),
+        ("host_runtime: /no/runtime.sock is not there; ", "start"),
+    ];
+    let lines: Vec<_> = ran.stderr.lines().collect();
+    assert_eq!(lines.len(), expected.len(), "{ran:?}");
+    for (line, (what, todo)) in lines.into_iter().zip(expected) {
+        let said = line.strip_prefix("podvisor: ");
+        let said = said.and_then(|said| said.strip_prefix(what));
+        assert!(said.is_some_and(|said| said.contains(todo)), "{line}");
+    }
+}

@@ -310,19 +310,29 @@ fn socket(
     }
 }
 
-/// Returns an error for each file that a settings file names and that is missing.
+/// Returns an error for each file that a settings file names and that is missing, with what to do.
 pub(super) fn faults(globals: &Globals, file: Settings) -> anyhow::Result<Vec<String>> {
     let config = ServeArgs::default().merge(globals, file)?;
     let guests = [("guest", &config.guest)].into_iter();
     let guests = guests.chain(config.handlers.iter().map(|(name, g)| (name.as_str(), g)));
-    let kernels = guests.map(|(name, guest)| (format!("{name}: kernel"), guest.kernel.clone()));
-    let dirs = [("cni.config_dir".to_owned(), config.cni.config_dir.clone())];
-    let sockets = config.host_runtime.clone();
-    let sockets = sockets.map(|host| ("host_runtime".to_owned(), host.socket));
+    let kernels = guests.map(|(name, guest)| {
+        let todo = "name a kernel that is, or install podvisor's";
+        (format!("{name}: kernel"), guest.kernel.clone(), todo)
+    });
+    let dirs = [(
+        "cni.config_dir".to_owned(),
+        config.cni.config_dir.clone(),
+        "pods have no network, and the node is not ready, until a network plugin puts its \
+         configuration there, or you do",
+    )];
+    let sockets = config.host_runtime.into_iter().map(|host| {
+        let todo = "start that runtime, or correct the path";
+        ("host_runtime".to_owned(), host.socket, todo)
+    });
     let named = kernels.chain(dirs).chain(sockets);
-    let missing = named.filter(|(_, path)| !path.exists());
-    Ok(missing
-        .map(|(what, path)| format!("{what}: {} is not there", path.display()))
+    Ok(named
+        .filter(|(_, path, _)| !path.exists())
+        .map(|(what, path, todo)| format!("{what}: {} is not there; {todo}", path.display()))
         .collect())
 }
 
