@@ -1,6 +1,8 @@
 //! `podvisor vm` with the smallest system that a distribution's kernel makes (`cargo xtask small`,
 //! whose directory is in `PODVISOR_TEST_SMALL`): its disk is booted by the loader.
 
+#[path = "guest_vm/dump.rs"]
+mod dump;
 #[path = "guest_vm/half.rs"]
 mod half;
 mod support;
@@ -117,6 +119,7 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     let seen = vm(&["inspect", "vm1"]).stdout;
     assert!(seen.contains("\"Small system\""), "{seen}");
     grows(&root);
+    dump::dumps(&root);
     let by_loader = "podvisor-loader: starting the kernel";
     assert!(!logs().contains(by_loader), "{}", logs());
     vm(&["reboot", "vm1"]).printed("vm1\n");

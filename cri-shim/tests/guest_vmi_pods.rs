@@ -6,26 +6,28 @@ mod support;
 
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use podvisor_cri::sandbox::{SandboxClient, StdioFds};
 use podvisor_cri_messages::*;
 use podvisor_node_api::NodeClient;
 use podvisor_node_api::messages::{
-    ConsoleInput, ConsoleMessage, Data, MigrationState, PortForwardInput, PortForwardMessage,
-    PortForwardOpen, PortProtocol, ReceiveMigrationInput, ReceiveMigrationMessage,
-    ReceiveMigrationOpen, SendMigrationInput, SendMigrationMessage, SendMigrationOpen, Vm,
-    VmChange, VmName, VmPhase, VsockInput, VsockMessage, VsockOpen,
+    ConsoleInput, ConsoleMessage, Data, DumpMemoryRequest, DumpState, MigrationState,
+    PortForwardInput, PortForwardMessage, PortForwardOpen, PortProtocol, ReceiveMigrationInput,
+    ReceiveMigrationMessage, ReceiveMigrationOpen, SendMigrationInput, SendMigrationMessage,
+    SendMigrationOpen, Vm, VmChange, VmName, VmPhase, VsockInput, VsockMessage, VsockOpen,
 };
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 use support::cri::{Daemon, PodClient};
 use support::host::sandboxes;
 use support::pod::log_text;
 use support::{PATIENCE, Root};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_stream::iter;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
@@ -409,6 +411,87 @@ impl Guest {
         disk.resize(4 << 20, 0);
         fs::write(directory.join("disk.img"), disk).unwrap();
         let kept = json!({"instance": "7c0e", "volume": "data", "serial": "DATA-1"});
+        let keeper = self.keeps(&directory, "data", &kept).await;
+        let (mut node, vm) = (self.node(), VmName::new("tenant", "web", "7c0e"));
+        node.plug_disk(vm.clone(), "uid-keeper").await.unwrap();
+        let look = "until [ -b /dev/vdd ]; do sleep 0.1; done; cat /sys/block/vdd/serial; \
+                    head -c 10 /dev/vdd; echo; printf written >/dev/vdd; sync; \
+                    echo $((80 + 8)) plugged";
+        self.answers(look, &["DATA-1", "plugged in", "88 plugged"])
+            .await;
+        let is_forced = node.unplug_disk(vm, "DATA-1", 60).await.unwrap();
+        assert!(!is_forced, "{}", self.log());
+        let look = "[ -b /dev/vdd ] || echo $((90 + 9)) unplugged";
+        self.answers(look, &["99 unplugged"]).await;
+        let disk = fs::read(directory.join("disk.img")).unwrap();
+        assert_eq!(&disk[..10], b"written in");
+        self.keeps_no_more(keeper).await;
+    }
+
+    /// Its memory is dumped to the claim of another pod.
+    async fn is_dumped(&self) {
+        let directory = self.daemon.path("claims/dumps");
+        fs::create_dir_all(&directory).unwrap();
+        let kept = json!({
+            "instance": "7c0e", "volume": "dumps", "serial": "dumps", "memoryDump": true,
+        });
+        let keeper = self.keeps(&directory, "dumps", &kept).await;
+        let mark = "printf 'marker-%s-here' $((123456 * 3)) >/tmp/marker; echo $((60 + 6)) marked";
+        self.answers(mark, &["66 marked"]).await;
+        let mut node = self.node();
+        let name = "web-dumps-20261130-120000.memory.dump";
+        let request = |file: &str| DumpMemoryRequest {
+            vm: Some(VmName::new("tenant", "web", "7c0e")),
+            pod_uid: "uid-keeper".to_owned(),
+            file: file.to_owned(),
+            limit_seconds: 0,
+        };
+        let refused = node.dump_memory(request("../web")).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        let refused = node
+            .plug_disk(VmName::new("tenant", "web", "7c0e"), "uid-keeper")
+            .await
+            .unwrap_err();
+        assert!(refused.message().contains("memory dumps"), "{refused}");
+        let dumped = async {
+            loop {
+                let answer = node.dump_memory(request(name)).await.unwrap();
+                match answer.state() {
+                    DumpState::Writing => sleep(Duration::from_millis(200)).await,
+                    state => break (state, answer.message),
+                }
+            }
+        };
+        let dumped = timeout(PATIENCE, dumped).await.unwrap();
+        assert_eq!(dumped, (DumpState::Done, String::new()));
+        let names = fs::read_dir(&directory).unwrap();
+        let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, [name]);
+        let path = directory.join(name);
+        let mut grep = Command::new("grep");
+        let found = grep.args(["-q", "-a", "-F", "marker-370368-here"]);
+        assert!(found.arg(&path).status().unwrap().success());
+        let meta = fs::metadata(&path).unwrap();
+        assert!(meta.blocks() * 512 < meta.len(), "zeroes are holes");
+        assert_eq!(meta.mode() & 0o777, 0o600);
+        let mut readelf = Command::new("readelf");
+        let said = readelf
+            .args(["-W", "-l", "-n"])
+            .arg(&path)
+            .output()
+            .unwrap();
+        let said = String::from_utf8(said.stdout).unwrap();
+        // The registers of both of its CPUs.
+        assert_eq!(said.matches("NT_PRSTATUS").count(), 2, "{said}");
+        assert!(said.matches("  LOAD ").count() >= 1, "{said}");
+        self.answers("echo $((70 + 9)) goes on", &["79 goes on"])
+            .await;
+        fs::remove_file(&path).unwrap();
+        self.keeps_no_more(keeper).await;
+    }
+
+    /// Makes a pod that keeps a claim for it, which is in a directory of the host.
+    async fn keeps(&self, directory: &Path, volume: &str, kept: &Value) -> String {
         let config = PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {
                 name: "hp-volume-web".to_owned(),
@@ -434,7 +517,7 @@ impl Guest {
                 ..ImageSpec::default()
             }),
             mounts: vec![Mount {
-                container_path: "/podvisor/volumes/data".to_owned(),
+                container_path: format!("/podvisor/volumes/{volume}"),
                 host_path: directory.display().to_string(),
                 ..Mount::default()
             }],
@@ -443,34 +526,18 @@ impl Guest {
         };
         let id = client.create(client.create_request(keeper, None)).await;
         client.start(&id).await.unwrap();
-        let (mut node, vm) = (self.node(), VmName::new("tenant", "web", "7c0e"));
-        node.plug_disk(vm.clone(), "uid-keeper").await.unwrap();
-        let look = "until [ -b /dev/vdd ]; do sleep 0.1; done; cat /sys/block/vdd/serial; \
-                    head -c 10 /dev/vdd; echo; printf written >/dev/vdd; sync; \
-                    echo $((80 + 8)) plugged";
-        self.answers(look, &["DATA-1", "plugged in", "88 plugged"])
-            .await;
-        let is_forced = node.unplug_disk(vm, "DATA-1", 60).await.unwrap();
-        assert!(!is_forced, "{}", self.log());
-        let look = "[ -b /dev/vdd ] || echo $((90 + 9)) unplugged";
-        self.answers(look, &["99 unplugged"]).await;
-        let disk = fs::read(directory.join("disk.img")).unwrap();
-        assert_eq!(&disk[..10], b"written in");
+        pod_sandbox_id
+    }
+
+    /// Removes a pod that keeps a claim.
+    async fn keeps_no_more(&self, pod_sandbox_id: String) {
         let mut runtime = self.daemon.runtime().await;
-        for is_removed in [false, true] {
-            let pod_sandbox_id = pod_sandbox_id.clone();
-            match is_removed {
-                false => {
-                    let request = StopPodSandboxRequest { pod_sandbox_id };
-                    runtime.stop_pod_sandbox(request).await.map(drop)
-                }
-                true => {
-                    let request = RemovePodSandboxRequest { pod_sandbox_id };
-                    runtime.remove_pod_sandbox(request).await.map(drop)
-                }
-            }
-            .unwrap();
-        }
+        let request = StopPodSandboxRequest {
+            pod_sandbox_id: pod_sandbox_id.clone(),
+        };
+        runtime.stop_pod_sandbox(request).await.unwrap();
+        let request = RemovePodSandboxRequest { pod_sandbox_id };
+        runtime.remove_pod_sandbox(request).await.unwrap();
     }
 
     /// The calls of the node about it.
@@ -599,6 +666,7 @@ async fn guest_of_an_instance_is_what_the_object_says() {
     let mut guest = guest.moves().await;
     guest.is_the_same().await;
     guest.gets_a_claim().await;
+    guest.is_dumped().await;
     let request = StopContainerRequest {
         container_id: guest.id.clone(),
         timeout: 300,

@@ -5,6 +5,8 @@
 mod boots;
 #[path = "own_os/disks.rs"]
 mod disks;
+#[path = "own_os/dumped.rs"]
+mod dumped;
 #[path = "own_os/kept.rs"]
 mod kept;
 #[path = "own_os/saved.rs"]
@@ -22,9 +24,9 @@ use std::time::{Duration, Instant};
 
 use podvisor_cri::machine::{DiskContents, DiskMove, MachineDisk, MachineShare};
 use podvisor_cri::sandbox::{
-    AfterSave, BootMachine, ContainerState, ContinueAs, CreateContainer, Exec, KeptKernel,
-    ReadKernel, RefusalKind, SandboxClient, SandboxExit, SaveMachine, SavedMachine, StdioFds,
-    SupplementalGroups, Unplugged, exit_record, oci,
+    AfterSave, BootMachine, ContainerState, ContinueAs, CreateContainer, DumpInfo, DumpMachine,
+    DumpState, Exec, KeptKernel, ReadKernel, RefusalKind, SandboxClient, SandboxExit, SaveMachine,
+    SavedMachine, StdioFds, SupplementalGroups, Unplugged, exit_record, oci,
 };
 use podvisor_dhcp::{Config as DhcpConfig, Ipv4Lease, MacAddress, open_socket};
 use podvisor_network::cni::DhcpServer;

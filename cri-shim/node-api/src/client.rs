@@ -13,10 +13,10 @@ use tonic_prost::ProstCodec;
 use crate::limits::MAX_MESSAGE_BYTES;
 use crate::messages::{
     AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data, Done,
-    FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest, PortForwardInput,
-    ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest,
-    SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName,
-    VmRequest, VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
+    DumpMemoryAnswer, DumpMemoryRequest, FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest,
+    PortForwardInput, ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest,
+    ResolveMigrationRequest, SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest,
+    VmEvent, VmList, VmName, VmRequest, VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
 };
 use crate::paths;
 
@@ -311,6 +311,19 @@ impl NodeClient {
         };
         let answer: ResizeVmAnswer = self.unary(paths::RESIZE_VM, request).await?;
         Ok(answer.memory)
+    }
+
+    /// Has the memory of a VM dumped to a claim, or says how far that is: who wants the file asks
+    /// again until it is there, or has failed.
+    ///
+    /// # Errors
+    /// The pod does not keep a claim for dumps of this VM, the file cannot be made, another dump is
+    /// being written, or the VM does not run.
+    pub async fn dump_memory(
+        &mut self,
+        request: DumpMemoryRequest,
+    ) -> Result<DumpMemoryAnswer, Status> {
+        self.unary(paths::DUMP_MEMORY, request).await
     }
 
     async fn ready(&mut self) -> Result<(), Status> {

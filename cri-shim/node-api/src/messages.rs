@@ -2,6 +2,7 @@
 //! has its default: later versions only add fields.
 
 mod boot;
+mod dump;
 mod migration;
 mod plug;
 mod size;
@@ -11,6 +12,7 @@ use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};
 
 pub use boot::{BootInfo, BootPhase};
+pub use dump::{DumpMemoryAnswer, DumpMemoryRequest, DumpState};
 pub use migration::{
     CancelMigrationRequest, MigrationDirection, MigrationState, ReceiveMigrationInput,
     ReceiveMigrationMessage, ReceiveMigrationOpen, ResolveMigrationRequest, SendMigrationInput,

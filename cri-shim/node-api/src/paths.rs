@@ -36,6 +36,7 @@ paths! {
     PLUG_DISK = "PlugDisk";
     UNPLUG_DISK = "UnplugDisk";
     RESIZE_VM = "ResizeVm";
+    DUMP_MEMORY = "DumpMemory";
 }
 
 #[cfg(test)]

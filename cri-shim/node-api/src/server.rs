@@ -19,10 +19,10 @@ use tower_service::Service;
 use crate::limits::MAX_MESSAGE_BYTES;
 use crate::messages::{
     AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data, Done,
-    FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest, PortForwardInput,
-    ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest,
-    SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName,
-    VmRequest, VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
+    DumpMemoryAnswer, DumpMemoryRequest, FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest,
+    PortForwardInput, ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest,
+    ResolveMigrationRequest, SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest,
+    VmEvent, VmList, VmName, VmRequest, VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
 };
 use crate::paths;
 
@@ -168,6 +168,11 @@ pub trait Node: Send + Sync + 'static {
     async fn resize_vm(&self, _request: ResizeVmRequest) -> Result<ResizeVmAnswer, Status> {
         Err(unimplemented("ResizeVm"))
     }
+
+    /// Dumps a VM's memory to a claim, or says how far that is.
+    async fn dump_memory(&self, _request: DumpMemoryRequest) -> Result<DumpMemoryAnswer, Status> {
+        Err(unimplemented("DumpMemory"))
+    }
 }
 
 fn unimplemented(method: &str) -> Status {
@@ -284,6 +289,10 @@ impl<N: Node> Service<http::Request<Body>> for NodeServer<N> {
                 |request| async move { node.unplug_disk(request).await },
             ),
             paths::RESIZE_VM => unary(call, |request| async move { node.resize_vm(request).await }),
+            paths::DUMP_MEMORY => unary(
+                call,
+                |request| async move { node.dump_memory(request).await },
+            ),
             path => {
                 let shown: String = path.chars().take(128).collect();
                 let status = Status::unimplemented(format!("unknown method {shown:?}"));

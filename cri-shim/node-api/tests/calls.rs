@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use podvisor_node_api::messages::{
-    ConsoleInput, ConsoleMessage, Data, PlugDiskRequest, PortForwardInput, ResizeVmAnswer,
-    ResizeVmRequest, ResolveMigrationRequest, SendMigrationInput, SendMigrationMessage,
-    SendMigrationOpen, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, Vm, VmChange, VmEvent,
-    VmList, VmName,
+    ConsoleInput, ConsoleMessage, Data, DumpMemoryAnswer, DumpMemoryRequest, DumpState,
+    PlugDiskRequest, PortForwardInput, ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest,
+    SendMigrationInput, SendMigrationMessage, SendMigrationOpen, StopRequest, UnplugDiskAnswer,
+    UnplugDiskRequest, Vm, VmChange, VmEvent, VmList, VmName,
 };
 use podvisor_node_api::{AnswerStream, Node, NodeClient, NodeServer};
 use tokio::net::UnixListener;
@@ -138,6 +138,17 @@ impl Node for Noted {
         self.note(format!("{vcpus} CPUs, {memory} bytes"))?;
         Ok(ResizeVmAnswer { memory: 5 })
     }
+
+    async fn dump_memory(&self, request: DumpMemoryRequest) -> Result<DumpMemoryAnswer, Status> {
+        let DumpMemoryRequest { file, pod_uid, .. } = request;
+        self.note(format!("dump to {file} of {pod_uid}"))?;
+        Ok(DumpMemoryAnswer {
+            state: DumpState::Writing.into(),
+            done: 3,
+            total: 4,
+            message: String::new(),
+        })
+    }
 }
 
 fn serve(socket: &Path, node: &Arc<Noted>) -> JoinHandle<()> {
@@ -166,6 +177,17 @@ async fn calls_reach_the_node_and_its_words_reach_the_client() {
     client.plug_disk(web(), "keeper").await.unwrap();
     assert!(client.unplug_disk(web(), "data", 20).await.unwrap());
     assert_eq!(client.resize_vm(web(), 4, 7).await.unwrap(), 5);
+    let dump = DumpMemoryRequest {
+        vm: Some(web()),
+        pod_uid: "keeper".to_owned(),
+        file: "web.memory.dump".to_owned(),
+        limit_seconds: 9,
+    };
+    let answer = client.dump_memory(dump).await.unwrap();
+    assert_eq!(
+        (answer.state(), answer.done, answer.total),
+        (DumpState::Writing, 3, 4)
+    );
     let noted = node.calls.lock().unwrap().clone();
     assert_eq!(
         noted,
@@ -178,6 +200,7 @@ async fn calls_reach_the_node_and_its_words_reach_the_client() {
             "plug keeper",
             "unplug data in 20 s",
             "4 CPUs, 7 bytes",
+            "dump to web.memory.dump of keeper",
         ]
     );
     let refused = client.unpause(web()).await.unwrap_err();

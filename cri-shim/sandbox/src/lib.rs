@@ -86,12 +86,12 @@ pub use template::{
 pub use types::{
     AfterSave, BootEvent, BootMachine, BootPhase, BootReport, BootWay, ContainerDevice,
     ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer, DeviceSource,
-    Exec, GuestAgentAnswer, GuestAgentCall, GuestContainer, GuestKind, GuestNetwork, GuestStats,
-    Health, HealthCheck, HealthResult, HealthStatus, ImageVolume, IncomingMachine, Interface,
-    JailLayer, JailMode, LaunchConfig, MigrationDirection, MigrationInfo, MigrationState,
-    Neighbour, NicConfig, Password, ProcessExit, ReadKernel, RefusalKind, RestartPolicy, Route,
-    SandboxExit, SaveMachine, SendMachine, ShareUsers, Started, StdioFds, SupplementalGroups,
-    TerminalSize, Unplugged,
+    DumpInfo, DumpMachine, DumpState, Exec, GuestAgentAnswer, GuestAgentCall, GuestContainer,
+    GuestKind, GuestNetwork, GuestStats, Health, HealthCheck, HealthResult, HealthStatus,
+    ImageVolume, IncomingMachine, Interface, JailLayer, JailMode, LaunchConfig, MigrationDirection,
+    MigrationInfo, MigrationState, Neighbour, NicConfig, Password, ProcessExit, ReadKernel,
+    RefusalKind, RestartPolicy, Route, SandboxExit, SaveMachine, SendMachine, ShareUsers, Started,
+    StdioFds, SupplementalGroups, TerminalSize, Unplugged,
 };
 pub use wire::FrameError;
 

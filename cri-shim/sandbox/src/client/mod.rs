@@ -1,9 +1,11 @@
 //! The client of a sandbox's process: requests over its control socket. The connection is here; the
 //! requests are in `calls`, those about memory and CPUs in `resources`, those to QEMU's guest agent
-//! in `guest_agent`, and those about moving machines in `migration`.
+//! in `guest_agent`, those about moving machines in `migration`, and those about dumps of memory in
+//! `dump`.
 
 mod calls;
 mod connection;
+mod dump;
 mod guest_agent;
 mod migration;
 mod plug;

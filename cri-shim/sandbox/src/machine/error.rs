@@ -3,9 +3,9 @@
 use std::io;
 
 use podvisor_vmm::{
-    AddVcpusError, BlockDeviceError, BootError, BuildError, FsDeviceError, HandleError, KvmError,
-    NetDeviceError, PlugError, PortsError, PowerButtonError, SnapshotError, TakeSnapshotError,
-    VsockError,
+    AddVcpusError, BlockDeviceError, BootError, BuildError, DumpError, FsDeviceError, HandleError,
+    KvmError, NetDeviceError, PlugError, PortsError, PowerButtonError, SnapshotError,
+    TakeSnapshotError, VsockError,
 };
 
 use super::user_range::UserRange;
@@ -99,6 +99,9 @@ pub enum MachineError {
     /// A snapshot of the machine was not taken.
     #[error(transparent)]
     TakeSnapshot(#[from] TakeSnapshotError),
+    /// The machine's memory was not dumped.
+    #[error(transparent)]
+    Dump(#[from] DumpError),
     /// The saved machine has another shape.
     #[error("the saved machine has {saved}, and {wanted} were asked for: give it as many")]
     OtherShape {

@@ -2,13 +2,15 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use podvisor_vmm::{
-    BlockHandle, FsDevice, HandleError, MemorySize, PortsHandle, State, Vm, VsockHandle, WorkingSet,
+    BlockHandle, DumpProgress, FsDevice, HandleError, MemorySize, PortsHandle, State, Vm,
+    VsockHandle, WorkingSet,
 };
 use tokio::sync::watch;
 use tracing::debug;
@@ -132,6 +134,19 @@ impl Machine {
     /// The machine is not paused, or the files cannot be written: they are empty then.
     pub(crate) fn snapshot_to(&self, state: &File, memory: &File) -> Result<(), MachineError> {
         Ok(self.vm.snapshot_to(state, memory)?)
+    }
+
+    /// Writes the memory and the registers of a paused guest to an empty file, for debuggers.
+    ///
+    /// # Errors
+    /// The machine is not paused any more, `progress` broke it off, or the file cannot be written:
+    /// it is empty then.
+    pub(crate) fn dump_to(
+        &self,
+        file: &File,
+        progress: impl FnMut(DumpProgress) -> ControlFlow<()>,
+    ) -> Result<(), MachineError> {
+        Ok(self.vm.dump_to(file, progress)?)
     }
 
     /// Returns the memory that a machine that started as a clone has written since.

@@ -184,6 +184,8 @@ impl Service {
             | Call::CopyFile { .. }
             | Call::Reboot { .. }
             | Call::SaveMachine { .. }
+            | Call::DumpMemory { .. }
+            | Call::Dump { .. }
             | Call::GrowDisk { .. }
             | Call::PlugDisk { .. }
             | Call::UnplugDisk { .. }

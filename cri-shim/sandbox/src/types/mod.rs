@@ -17,11 +17,13 @@
 //! | `save` | how a machine is saved in files |
 //! | `state` | a container's state, and how its process ended |
 //! | `stats` | the resource usage of containers |
+//! | `dump` | a dump of a machine's memory |
 //! | `exit` | how a sandbox ended |
 
 mod boot;
 mod boot_report;
 mod create;
+mod dump;
 mod exit;
 mod guest_agent;
 mod health;
@@ -42,6 +44,7 @@ pub use boot_report::{BootEvent, BootPhase, BootReport, BootWay};
 pub use create::{
     ContainerDevice, CreateContainer, DeviceSource, GuestContainer, ImageVolume, RestartPolicy,
 };
+pub use dump::{DumpInfo, DumpMachine, DumpState};
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
 pub use health::{Health, HealthCheck, HealthResult, HealthStatus};

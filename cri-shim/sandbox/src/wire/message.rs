@@ -10,10 +10,10 @@ use super::boot::BootHeader;
 
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
-    AfterSave, BootReport, ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer,
-    GuestAgentCall, GuestContainer, GuestKind, HealthCheck, JailLayer, JailMode, MigrationInfo,
-    ProcessExit, RefusalKind, RestartPolicy, SandboxExit, SendMachine, ShareUsers, Started,
-    SupplementalGroups, TerminalSize, Unplugged,
+    AfterSave, BootReport, ContainerInfo, ContainerStats, ContainerUser, DumpInfo,
+    GuestAgentAnswer, GuestAgentCall, GuestContainer, GuestKind, HealthCheck, JailLayer, JailMode,
+    MigrationInfo, ProcessExit, RefusalKind, RestartPolicy, SandboxExit, SendMachine, ShareUsers,
+    Started, SupplementalGroups, TerminalSize, Unplugged,
 };
 
 /// The control socket in a sandbox's directory.
@@ -204,6 +204,18 @@ pub(crate) enum Call {
         plugged: Vec<String>,
         then: AfterSave,
     },
+    /// With an empty file: dumps the memory of a guest with an operating system of its own there.
+    /// Answered when that has begun; a second one of the same name changes nothing.
+    DumpMemory {
+        id: String,
+        name: String,
+        limit_ms: u64,
+    },
+    /// Answered at once, or when no dump is being written any more.
+    Dump {
+        id: String,
+        is_end: bool,
+    },
     /// Makes a disk of a guest with an operating system of its own larger.
     GrowDisk {
         id: String,
@@ -282,6 +294,7 @@ impl Call {
                 | Self::AwaitPressure
                 | Self::Migration { seen: Some(_), .. }
                 | Self::BootReport { seen: Some(_), .. }
+                | Self::Dump { is_end: true, .. }
         )
     }
 
@@ -313,6 +326,8 @@ impl Call {
             Self::CopyFile { .. } => "copy a file of the guest",
             Self::Reboot { .. } => "reboot the guest",
             Self::SaveMachine { .. } => "save the machine",
+            Self::DumpMemory { .. } => "dump the memory of the machine",
+            Self::Dump { .. } => "look at a dump",
             Self::GrowDisk { .. } => "grow a disk of the machine",
             Self::PlugDisk { .. } => "plug a disk into the machine",
             Self::UnplugDisk { .. } => "unplug a disk of the machine",
@@ -447,6 +462,8 @@ pub(crate) enum Answer {
     Copied(u64),
     Unplugged(Unplugged),
     BootReport(Box<BootReport>),
+    /// If there was one.
+    Dump(Option<Box<DumpInfo>>),
 }
 
 /// The reason why a request was refused.

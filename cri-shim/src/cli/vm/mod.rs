@@ -40,6 +40,7 @@ mod commit;
 mod console;
 mod copy;
 mod disk;
+mod dump;
 mod hibernate;
 mod image;
 mod keys;
@@ -81,6 +82,9 @@ enum VmCommand {
     Hibernate(lifecycle::NamesArgs),
     /// Store the memory and the disk of a virtual machine, which goes on
     Snapshot(snapshot::SnapshotArgs),
+    /// Write the memory of a virtual machine to a file for `crash` and `gdb`; the guest stands
+    /// still meanwhile
+    Dump(dump::DumpArgs),
     /// List snapshots of virtual machines
     Snapshots(snapshot::ListArgs),
     /// Continue a virtual machine from one of its snapshots
@@ -160,6 +164,7 @@ pub(super) fn run(globals: &Globals, args: &VmArgs) -> anyhow::Result<u8> {
         VmCommand::Start(args) => run::start(globals, args),
         VmCommand::Hibernate(args) => hibernate::run(globals, args),
         VmCommand::Snapshot(args) => snapshot::take(globals, args),
+        VmCommand::Dump(args) => dump::run(globals, args),
         VmCommand::Snapshots(args) => snapshot::list(globals, args),
         VmCommand::Restore(args) => snapshot::restore(globals, args),
         VmCommand::Clone(args) => clone::run(globals, args),

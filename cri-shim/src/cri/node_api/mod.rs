@@ -13,6 +13,7 @@
 //! | `console` | the serial console |
 //! | `migrate` | VMs that move to another node, and come from one |
 //! | `plug` | disks that come and go while a VM runs |
+//! | `dump` | dumps of a VM's memory |
 //! | `size` | CPUs and memory that come while a VM runs |
 //! | `forward` | connections to ports, and by vsock |
 //!
@@ -22,6 +23,7 @@ mod agent;
 mod boot;
 mod console;
 mod control;
+mod dump;
 mod forward;
 mod migrate;
 mod pipe;
@@ -38,9 +40,10 @@ use std::time::Duration;
 
 use podvisor_node_api::messages::{
     AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data,
-    FreezeRequest, GuestInfo, PlugDiskRequest, PortForwardInput, ReceiveMigrationInput,
-    ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest, SendMigrationInput, StopRequest,
-    UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName, VmUsageList, VsockInput,
+    DumpMemoryAnswer, DumpMemoryRequest, FreezeRequest, GuestInfo, PlugDiskRequest,
+    PortForwardInput, ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest,
+    ResolveMigrationRequest, SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest,
+    VmEvent, VmList, VmName, VmUsageList, VsockInput,
 };
 use podvisor_node_api::{AnswerStream, Node as NodeApi};
 use tokio::time::timeout;
@@ -160,6 +163,10 @@ impl NodeApi for VmCalls {
 
     async fn resize_vm(&self, request: ResizeVmRequest) -> Result<ResizeVmAnswer, Status> {
         self.0.resize_running_vm(request).await
+    }
+
+    async fn dump_memory(&self, request: DumpMemoryRequest) -> Result<DumpMemoryAnswer, Status> {
+        self.0.dump_memory_of_vm(request).await
     }
 }
 

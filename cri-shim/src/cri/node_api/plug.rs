@@ -63,7 +63,7 @@ impl Node {
     }
 
     /// Returns what a pod keeps for a VM, and its container.
-    fn attachment(
+    pub(super) fn attachment(
         &self,
         vm: &VmName,
         pod_uid: &str,

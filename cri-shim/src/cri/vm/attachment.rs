@@ -9,11 +9,12 @@ use std::fs::File;
 use podvisor_cri_messages::ContainerConfig;
 use serde::Deserialize;
 
+use super::dump_files::DumpDirectory;
 use super::vmi::Sources;
 use super::{honour, images, migration, vmi};
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::Pod;
-use crate::cri::state::GuestSize;
+use crate::cri::state::{GuestSize, NodeFile};
 use crate::cri::vm_spec::{MAX_SERIAL, MEMORY_UNIT, VMI};
 
 /// The annotation that makes a pod one that keeps a claim.
@@ -35,6 +36,9 @@ pub(in crate::cri) struct Attachment {
     /// The guest cannot write it.
     #[serde(default)]
     read_only: bool,
+    /// The claim is for dumps of the guest's memory, and is no disk.
+    #[serde(default)]
+    memory_dump: bool,
 }
 
 /// A claim, opened.
@@ -98,12 +102,49 @@ impl Attachment {
     /// # Errors
     /// It is not there, or is not a disk.
     pub(in crate::cri) fn open(&self, config: &ContainerConfig) -> Result<OpenClaim> {
+        if self.memory_dump {
+            let reason = "the claim is kept for memory dumps: it is not plugged in";
+            return Err(self.invalid(reason));
+        }
         let place = Sources(config).claim(ANNOTATION, &self.volume);
         let place = place.map_err(CriError::Vmi)?;
         let is_read_only = self.read_only || place.is_read_only;
         let opened = place.file.open(is_read_only);
         let file = opened.map_err(CriError::io("open the disk", place.file.path()))?;
         Ok(OpenClaim { file, is_read_only })
+    }
+
+    /// Opens the directory of the claim among the mounts of the pod's container, for dumps of the
+    /// guest's memory. It blocks.
+    ///
+    /// # Errors
+    /// The claim is not kept for that, is not there, is a block device, or cannot be written.
+    pub(in crate::cri) fn open_for_dumps(&self, config: &ContainerConfig) -> Result<DumpDirectory> {
+        if !self.memory_dump {
+            return Err(self.invalid("the claim is kept as a disk, and not for memory dumps"));
+        }
+        let place = Sources(config).claim(ANNOTATION, &self.volume);
+        let place = place.map_err(CriError::Vmi)?;
+        let directory = match (&place.file, place.is_read_only) {
+            (_, true) => return Err(self.invalid("the pod may not write the claim")),
+            (NodeFile::Device(_), _) => {
+                let reason = "memory dumps take a claim with volumeMode Filesystem";
+                return Err(self.invalid(reason));
+            }
+            (NodeFile::File(disk), false) => disk.parent().unwrap_or(disk),
+        };
+        let security = config
+            .linux
+            .as_ref()
+            .and_then(|linux| linux.security_context.as_ref());
+        let user = security.and_then(|security| security.run_as_user);
+        let user = user.and_then(|user| u32::try_from(user.value).ok());
+        DumpDirectory::open(directory, user)
+    }
+
+    fn invalid(&self, reason: &str) -> CriError {
+        let volume: String = self.volume.chars().take(64).collect();
+        CriError::invalid("pod_uid", format!("the volume {volume:?}: {reason}"))
     }
 }
 
@@ -130,7 +171,7 @@ pub(super) fn size() -> GuestSize {
 mod tests {
     use std::fs;
 
-    use podvisor_cri_messages::{ImageSpec, Mount};
+    use podvisor_cri_messages::{Device, ImageSpec, Mount};
 
     use super::*;
 
@@ -205,5 +246,33 @@ mod tests {
         let opened = kept.open(&config(path, "data", false)).unwrap();
         assert!(!opened.is_read_only);
         assert!(kept.open(&config(path, "data", true)).unwrap().is_read_only);
+    }
+
+    #[test]
+    fn a_claim_is_a_disk_or_for_dumps() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        fs::write(dir.path().join("disk.img"), "disk").unwrap();
+        let disk = Attachment::of_annotations(&annotations(KEPT)).unwrap();
+        let refused = disk.unwrap().open_for_dumps(&config(path, "data", false));
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("as a disk"), "{refused}");
+        let text = KEPT.replace("\"later\": 1", "\"memoryDump\": true");
+        let dumps = Attachment::of_annotations(&annotations(&text)).unwrap();
+        let dumps = dumps.unwrap();
+        dumps.open_for_dumps(&config(path, "data", false)).unwrap();
+        let refused = dumps.open(&config(path, "data", false)).unwrap_err();
+        assert!(refused.to_string().contains("memory dumps"), "{refused}");
+        let refused = dumps.open_for_dumps(&config(path, "data", true));
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("may not write"), "{refused}");
+        let mut block = config(path, "other", false);
+        block.devices = vec![Device {
+            container_path: "/podvisor/devices/data".to_owned(),
+            host_path: "/dev/null".to_owned(),
+            permissions: "rw".to_owned(),
+        }];
+        let refused = dumps.open_for_dumps(&block).unwrap_err().to_string();
+        assert!(refused.contains("volumeMode Filesystem"), "{refused}");
     }
 }

@@ -15,6 +15,7 @@
 //! | `images` | disk images by name and URL, for the ImageService |
 //! | `seed` | what cloud-init in the guest is told |
 //! | `disks` | the files of a machine's disks |
+//! | `dump_files` | dumps of a machine's memory in a claim |
 //! | `attachment` | pods that keep a claim for a machine, and have none |
 //! | `migration` | pods whose machine comes from another node |
 //! | `network` | how a machine's first card is connected |
@@ -26,6 +27,7 @@
 mod attachment;
 mod create;
 mod disks;
+mod dump_files;
 mod honour;
 pub(super) mod images;
 mod migration;
@@ -40,6 +42,7 @@ mod start;
 mod vmi;
 
 pub(super) use attachment::{Attachment, is_attachment};
+pub(super) use dump_files::DumpDirectory;
 pub(super) use name::name_of;
 pub(super) use network::card_form;
 pub(super) use pod::{is_vm, may_share, set_macs, size};

@@ -14,6 +14,7 @@
 //! | `files` | files that are copied by its agent |
 //! | `programs` | programs that run in the guest by its agent |
 //! | `read_kernel` | a machine of the loader alone, which reads what an image boots |
+//! | `dump`, `dumps` | a machine whose memory is dumped; what is known of dumps |
 //! | `save` | a machine that is saved in files |
 //! | `disks` | disks that grow, and their locks after the last machine |
 //! | `plug` | disks that come and go while the guest runs |
@@ -36,6 +37,8 @@ mod connection;
 mod delays;
 mod dhcp;
 mod disks;
+mod dump;
+mod dumps;
 mod files;
 mod guest_agent;
 mod migration;

@@ -8,8 +8,8 @@ use podvisor_host::signal::SIGKILL;
 
 use super::super::super::error::SandboxError;
 use super::super::super::types::{
-    BootMachine, BootReport, ContainerStats, MigrationInfo, ProcessExit, ReadKernel, RefusalKind,
-    SaveMachine,
+    BootMachine, BootReport, ContainerStats, DumpInfo, DumpMachine, MigrationInfo, ProcessExit,
+    ReadKernel, RefusalKind, SaveMachine,
 };
 use super::super::super::wire::{Answer, Call};
 use super::super::blocking::blocking;
@@ -127,6 +127,23 @@ pub(in super::super) async fn answer(
             };
             system.save(&vm, save).await?;
         }
+        Call::DumpMemory { id, name, limit_ms } => {
+            let vm = system.vm_that_runs(&id)?;
+            let dump = DumpMachine {
+                name,
+                file: fds.next()?.into(),
+                limit: Duration::from_millis(limit_ms),
+            };
+            OwnOs::begin_dump(system, &vm, dump)?;
+        }
+        Call::Dump { id, is_end } => {
+            let vm = system.vm(&id)?;
+            let info = match is_end {
+                true => system.dump_ended(&vm).await?,
+                false => vm.dumps.latest(),
+            };
+            return Ok(Answer::Dump(info.map(Box::new)));
+        }
         Call::GrowDisk { id, serial, bytes } => {
             let vm = system.vm_that_runs(&id)?;
             system.grow_disk(&vm, serial, bytes).await?;
@@ -224,6 +241,19 @@ impl OwnOs {
             _ = ended.wait_for(Option::is_some) => Err(SandboxError::refused(
                 RefusalKind::WrongState,
                 "there is no more news of migrations: the sandbox has ended",
+            )),
+        }
+    }
+
+    /// Waits for the end of a machine's dump, which is not waited for after the sandbox's end.
+    async fn dump_ended(&self, vm: &Vm) -> Result<Option<DumpInfo>, SandboxError> {
+        let mut ended = self.ended.subscribe();
+        tokio::select! {
+            biased;
+            info = vm.dumps.ended() => Ok(info),
+            _ = ended.wait_for(Option::is_some) => Err(SandboxError::refused(
+                RefusalKind::WrongState,
+                "there is no more news of the dump: the sandbox has ended",
             )),
         }
     }

@@ -24,6 +24,7 @@ use super::super::restart::Processes;
 use super::agent_of_machine::{AgentOfMachine, Running};
 use super::boots::{Boots, Start};
 use super::delays::RebootDelays;
+use super::dumps::Dumps;
 use super::migrations::Migrations;
 use super::outcome::MachineOutcome;
 use super::refusals::{must_share_nothing, no_machine};
@@ -142,6 +143,7 @@ pub(super) struct Vm {
     programs: Mutex<Vec<Running>>,
     thaw: Mutex<Option<AbortHandle>>,
     pub(super) migrations: Migrations,
+    pub(super) dumps: Dumps,
 }
 
 impl Vm {
@@ -182,6 +184,7 @@ impl Vm {
             programs: Mutex::default(),
             thaw: Mutex::default(),
             migrations: Migrations::default(),
+            dumps: Dumps::default(),
         });
         vm.life.boots.begin(before);
         match beginning {
