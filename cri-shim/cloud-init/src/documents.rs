@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::agent;
 use crate::error::{MAX_ENTRIES, SeedError, SeedErrors};
 use crate::fat::{FatError, Volume};
 use crate::files::{GuestFile, check_path};
@@ -55,6 +56,8 @@ pub struct GuestSeed {
     pub devices: Vec<DeviceLink>,
     /// Disks and shares that are mounted.
     pub mounts: Vec<GuestMount>,
+    /// The program of podvisor's guest agent, if it is to be installed.
+    pub agent: Option<Vec<u8>>,
 }
 
 impl GuestSeed {
@@ -70,10 +73,10 @@ impl GuestSeed {
         let meta_data = self.meta_data(&mut errors);
         let network = self.network(&mut errors);
         let (user_data, vendor_data) = self.configure(user_data);
-        let (label, prefix) = match self.form {
-            // cloud-init knows it in both cases; Ignition looks for `config-2` alone.
-            Form::NoCloud => ("CIDATA", ""),
-            Form::ConfigDrive => ("config-2", "openstack/latest/"),
+        let label = self.label();
+        let prefix = match self.form {
+            Form::NoCloud => "",
+            Form::ConfigDrive => "openstack/latest/",
         };
         let names = match self.form {
             Form::NoCloud => ["meta-data", "user-data", "network-config", "vendor-data"],
@@ -92,12 +95,24 @@ impl GuestSeed {
                     volume.add(&format!("{prefix}{name}"), document)?;
                 }
             }
+            if let Some(program) = &self.agent {
+                volume.add(agent::FILE, program.clone())?;
+            }
             Ok(volume)
         };
         let volume = volume().map_err(|error| errors.push(error.into()));
         match volume {
             Ok(volume) if errors.is_empty() => Ok(volume),
             _ => Err(SeedErrors(errors)),
+        }
+    }
+
+    /// The volume's label.
+    fn label(&self) -> &'static str {
+        match self.form {
+            // cloud-init knows it in both cases; Ignition looks for `config-2` alone.
+            Form::NoCloud => "CIDATA",
+            Form::ConfigDrive => "config-2",
         }
     }
 
@@ -218,10 +233,12 @@ impl GuestSeed {
                 scripts::rewrite(&mut is_rewritten, &self.devices);
                 match document {
                     // A document to which nothing is added stays as it is, to its comments.
-                    Some(document) if own.is_empty() && is_rewritten == config => (document, None),
+                    Some(document) if own.is_empty() && is_rewritten == config => {
+                        (document, self.vendor_data(&Node::map([])))
+                    }
                     _ => {
                         config = is_rewritten.merge(own);
-                        (config_bytes(&config), None)
+                        (config_bytes(&config), self.vendor_data(&Node::map([])))
                     }
                 }
             }
@@ -250,15 +267,15 @@ impl GuestSeed {
     }
 
     fn vendor_data(&self, own: &Node) -> Option<Vec<u8>> {
-        if own.is_empty() {
-            return None;
-        }
-        let config = config_bytes(own);
+        let config = (!own.is_empty()).then(|| config_bytes(own));
+        let data = match (&self.agent, config) {
+            (None, None) => return None,
+            (None, Some(config)) => config,
+            (Some(_), config) => agent::vendor_data(self.label(), config.as_deref()),
+        };
         Some(match self.form {
-            Form::NoCloud => config,
-            Form::ConfigDrive => {
-                json_bytes(&json!({"cloud-init": String::from_utf8_lossy(&config)}))
-            }
+            Form::NoCloud => data,
+            Form::ConfigDrive => json_bytes(&json!({"cloud-init": String::from_utf8_lossy(&data)})),
         })
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! This crate must not know pods, annotations or virtual machines: its input is plain.
 
+mod agent;
 mod documents;
 mod error;
 pub mod fat;

@@ -7,6 +7,7 @@ use crate::fat;
 use crate::network::Network;
 use crate::scripts::MountSource;
 
+mod agent;
 mod nics;
 use nics::network;
 
