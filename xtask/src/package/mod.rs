@@ -63,6 +63,7 @@ pub(crate) fn command() -> Result<ExitCode> {
     let retpoline = kernel::ensure_variant(&kernel::RETPOLINE)?;
     let full = kernel::ensure_variant(&kernel::FULL)?;
     let [loader_kernel, loader] = guest::ensure_loader()?;
+    let agent = guest::ensure_agent()?;
     let step = Step::begin("building podvisor");
     let programs = cargo::build_static(&["podvisor-cri", "podvisor-cluster"])?;
     let podvisor = programs.join("podvisor");
@@ -83,6 +84,7 @@ pub(crate) fn command() -> Result<ExitCode> {
     install(&tree, &podvisor, &initramfs)?;
     install_kernels(&tree, &[&kernel, &retpoline, &full, &loader_kernel])?;
     tree.copy(&loader, "usr/lib/podvisor/loader.cpio", 0o644)?;
+    tree.copy(&agent, "usr/lib/podvisor/podvisor-ga", 0o755)?;
     let mut made = pack(&PODVISOR, &tree, &root, &time)?.to_vec();
     let root = directory.join(cluster::PACKAGE.name);
     let tree = Tree::new(&root)?;

@@ -46,6 +46,8 @@ pub enum GuestFile {
     /// A UEFI firmware, EDK2's for Cloud Hypervisor's machine, which is not part of every
     /// installation.
     Firmware,
+    /// podvisor's guest agent, a program for guests with a system of their own.
+    GuestAgent,
 }
 
 impl GuestFile {
@@ -58,6 +60,7 @@ impl GuestFile {
             Self::LoaderKernel => "vmlinux-loader",
             Self::Loader => "loader.cpio",
             Self::Firmware => "CLOUDHV.fd",
+            Self::GuestAgent => "podvisor-ga",
         }
     }
 }
@@ -80,6 +83,7 @@ impl AssetError {
             GuestFile::LoaderKernel => "loader's kernel",
             GuestFile::Loader => "loader",
             GuestFile::Firmware => "UEFI firmware",
+            GuestFile::GuestAgent => "agent",
         }
     }
 }
@@ -196,6 +200,14 @@ impl Assets {
     /// No directory has it.
     pub fn firmware(&self) -> Result<PathBuf, AssetError> {
         self.find(GuestFile::Firmware)
+    }
+
+    /// Returns the guest agent that is installed in guests with a system of their own.
+    ///
+    /// # Errors
+    /// No directory has it.
+    pub fn guest_agent(&self) -> Result<PathBuf, AssetError> {
+        self.find(GuestFile::GuestAgent)
     }
 
     fn find(&self, file: GuestFile) -> Result<PathBuf, AssetError> {
