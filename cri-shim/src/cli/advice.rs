@@ -17,6 +17,7 @@ pub(super) fn for_missing_file(error: &AssetError) -> String {
                     podvisor's source, and give it with --firmware FILE"
                 .to_owned();
         }
+        GuestFile::GuestAgent => "; without --agent, an image's own qemu-guest-agent is asked",
         GuestFile::Kernel => ", or give one with --kernel",
         _ => "",
     };

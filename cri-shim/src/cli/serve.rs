@@ -274,6 +274,7 @@ impl ServeArgs {
                     }
                     None => Assets::of_this_process().expected(GuestFile::Firmware),
                 },
+                guest_agent: Assets::of_this_process().expected(GuestFile::GuestAgent),
             },
             initramfs,
             cni,

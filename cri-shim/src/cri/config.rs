@@ -103,6 +103,8 @@ pub(crate) struct VmSettings {
     pub(crate) keeps_kernels: bool,
     /// The UEFI firmware of machines that boot by one; it need not be there.
     pub(crate) firmware: PathBuf,
+    /// The guest agent that is installed where a pod asks for it; it need not be there.
+    pub(crate) guest_agent: PathBuf,
 }
 
 /// Settings of the guests of a runtime handler.

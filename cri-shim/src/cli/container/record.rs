@@ -128,6 +128,9 @@ pub(in crate::cli) struct VmRecord {
     pub(in crate::cli) ssh_keys: Vec<String>,
     /// Whether its console is logged in by itself.
     pub(in crate::cli) has_autologin: bool,
+    /// cloud-init installs podvisor's guest agent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(in crate::cli) installs_agent: bool,
     /// The firmware that it boots by, in place of the loader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::cli) firmware: Option<PathBuf>,

@@ -87,6 +87,11 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "user_data")]
     pub(super) ignition: Option<PathBuf>,
 
+    /// Install podvisor's guest agent by cloud-init, for `vm exec` and others: for an image without
+    /// qemu-guest-agent
+    #[arg(long, conflicts_with = "ignition")]
+    pub(super) agent: bool,
+
     /// Ask for a user and a password on the console, instead of a shell at once
     #[arg(long)]
     pub(super) no_autologin: bool,
@@ -270,6 +275,14 @@ mod tests {
             "{said}"
         );
         assert!(parsed("--firmware uefi --no-kept-kernel x").is_err());
+    }
+
+    #[test]
+    fn the_agent_is_installed_where_it_is_asked_for_and_by_cloud_init_alone() {
+        assert!(!parsed("x").unwrap().agent);
+        assert!(parsed("--agent x").unwrap().agent);
+        let said = parsed("--agent --ignition f x").unwrap_err().to_string();
+        assert!(said.contains("--agent"), "{said}");
     }
 
     #[test]

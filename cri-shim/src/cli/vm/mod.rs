@@ -120,7 +120,7 @@ enum VmCommand {
     Logs(logs::LogsArgs),
     /// Log in by SSH, or run a command
     Ssh(ssh::SshArgs),
-    /// Run a command by the guest's agent, qemu-guest-agent
+    /// Run a command by the guest's agent: qemu-guest-agent, or podvisor's (vm run --agent)
     #[command(override_usage = "podvisor vm exec [OPTIONS] VM CMD...")]
     #[command(mut_arg("container_and_command", |names| names.value_names(["VM", "CMD"])))]
     Exec(exec::ExecArgs),

@@ -347,6 +347,7 @@ fn record(args: &RunArgs, root: &Path) -> anyhow::Result<Record> {
             ssh_port,
             ssh_keys,
             has_autologin: !args.no_autologin,
+            installs_agent: args.agent,
             firmware: args.firmware()?,
             max_cpus: args.max_cpus.unwrap_or(0),
             growth: args.growth(),

@@ -15,8 +15,9 @@ use serde_json::json;
 
 use super::ssh::USER;
 use super::volumes;
+use crate::cli::advice;
 use crate::cli::container::{Attached, Record, VmRecord};
-use crate::machine::{DiskContents, DiskMove, MachineDisk};
+use crate::machine::{Assets, DiskContents, DiskMove, MachineDisk};
 use crate::sandbox::GuestNetwork;
 
 /// The disk, in the VM's directory.
@@ -85,7 +86,8 @@ pub(super) fn create(
     attached: &Attached,
 ) -> anyhow::Result<MachineDisk> {
     let path = dir.join(FILE);
-    let volume = seed(record, attached, Given::kept(dir)?)?.volume()?;
+    let assets = Assets::of_this_process();
+    let volume = seed(record, attached, Given::kept(dir)?, &assets)?.volume()?;
     let write = || -> anyhow::Result<File> {
         let mut file = BufWriter::new(File::create(&path)?);
         volume.write(&mut file)?;
@@ -127,13 +129,23 @@ pub(super) fn check(record: &Record, given: &Given) -> anyhow::Result<()> {
              DIR:TAG, and mount it by a unit of the configuration"
         );
     }
-    let volume = seed(record, &Attached::default(), given.clone())?.volume();
+    let assets = Assets::of_this_process();
+    let volume = seed(record, &Attached::default(), given.clone(), &assets)?.volume();
     volume.context("--user-data or --ssh-key is not usable")?;
     Ok(())
 }
 
-fn seed(record: &Record, attached: &Attached, given: Given) -> anyhow::Result<GuestSeed> {
+fn seed(
+    record: &Record,
+    attached: &Attached,
+    given: Given,
+    assets: &Assets,
+) -> anyhow::Result<GuestSeed> {
     let vm = record.vm.clone().unwrap_or_default();
+    let agent = match vm.installs_agent {
+        true => Some(agent(assets)?),
+        false => None,
+    };
     let form = match given {
         Given::Ignition(_) => Form::ConfigDrive,
         _ => Form::NoCloud,
@@ -165,8 +177,15 @@ fn seed(record: &Record, attached: &Attached, given: Given) -> anyhow::Result<Gu
             false => NetworkConfig::Version2(network(attached)?),
         },
         mounts: volumes::mounts(record),
+        agent,
         ..GuestSeed::default()
     })
+}
+
+/// Returns the program of the guest agent.
+fn agent(assets: &Assets) -> anyhow::Result<Vec<u8>> {
+    let path = assets.guest_agent().map_err(advice::missing_file)?;
+    std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// Returns podvisor's own configuration: a user whom the keys log in, besides the image's, and a
@@ -277,6 +296,10 @@ mod tests {
         }
     }
 
+    fn nowhere() -> Assets {
+        Assets::in_directory(Path::new("/nowhere"))
+    }
+
     /// The documents on a seed's disk.
     fn documents(seed: &GuestSeed) -> BTreeMap<String, String> {
         let volume = seed.volume().unwrap();
@@ -309,7 +332,7 @@ mod tests {
             etc_resolv_conf: b"nameserver 10.0.0.53\nsearch a.example\n".to_vec(),
             ..Attached::default()
         };
-        let documents = documents(&seed(&record(), &attached, Given::Nothing).unwrap());
+        let documents = documents(&seed(&record(), &attached, Given::Nothing, &nowhere()).unwrap());
         let network = &documents["network-config"];
         for part in ["02:00:00:00:00:01", "10.0.0.2/24", "10.0.0.1", "10.0.0.53"] {
             assert!(network.contains(part), "{network}");
@@ -326,7 +349,7 @@ mod tests {
         let none = Attached::default();
         let seeded = |text: &str| {
             let given = Given::UserData(text.as_bytes().to_vec());
-            let seed = seed(&record(), &none, given).unwrap();
+            let seed = seed(&record(), &none, given, &nowhere()).unwrap();
             documents(&seed)
         };
         let user_data = &seeded("#cloud-config\npackages: [htop]\n")["user-data"];
@@ -348,7 +371,8 @@ mod tests {
         Given::Ignition(text.into()).keep(dir.path()).unwrap();
         let given = Given::kept(dir.path()).unwrap();
         check(&record(), &given).unwrap();
-        let documents = documents(&seed(&record(), &Attached::default(), given).unwrap());
+        let none = Attached::default();
+        let documents = documents(&seed(&record(), &none, given, &nowhere()).unwrap());
         assert_eq!(documents["openstack/latest/user_data"], text);
         // Who reads it finds the keys beside it.
         assert!(documents["openstack/latest/meta_data.json"].contains(KEY));
@@ -358,6 +382,27 @@ mod tests {
             said.contains("--ignition") && said.contains("version"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn an_agent_that_is_asked_for_is_on_the_disk_or_an_error_says_how_to_get_it() {
+        let mut record = record();
+        if let Some(vm) = &mut record.vm {
+            vm.installs_agent = true;
+        }
+        let seed = |assets: &Assets| {
+            let given = Given::UserData(b"#!/bin/sh\ntrue\n".to_vec());
+            seed(&record, &Attached::default(), given, assets)
+        };
+        let said = seed(&nowhere()).unwrap_err().to_string();
+        for part in ["podvisor-ga", "/nowhere", "cargo xtask guest", "--agent"] {
+            assert!(said.contains(part), "{said}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("podvisor-ga"), "a program").unwrap();
+        let documents = documents(&seed(&Assets::in_directory(dir.path())).unwrap());
+        assert_eq!(documents["podvisor-ga"], "a program");
+        assert!(documents["vendor-data"].contains("LABEL=CIDATA"));
     }
 
     #[test]

@@ -56,6 +56,7 @@ impl TestNode {
                 initramfs: "/loader-of-test".into(),
                 keeps_kernels: true,
                 firmware: "/firmware-of-test".into(),
+                guest_agent: "/agent-of-test".into(),
             },
             initramfs: "/initramfs-of-test".into(),
             cni,

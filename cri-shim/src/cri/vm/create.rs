@@ -266,6 +266,7 @@ impl Making {
         let devices = disks::devices(&self.container.devices)?;
         let (root_size, booter) = (spec.root_size, spec.booter);
         self.settings.check(booter, FIRMWARE)?;
+        let agent = self.settings.agent_of(&spec)?;
         let uuid = spec.uuid.unwrap_or_else(|| uuid_of(&self.pod.id));
         let seed = SeedSource {
             spec,
@@ -275,6 +276,7 @@ impl Making {
             files: read_files(&self.passed)?,
             mounts: self.mounts.clone(),
             dns: self.dns.clone(),
+            agent,
         };
         let seed = seed.seed()?;
         let vm = VmRecord {
@@ -319,6 +321,10 @@ impl Making {
     /// The same for KubeVirt's object.
     fn of_vmi(&self, machine: &VmiMachine) -> Result<(VmRecord, String)> {
         self.settings.check(machine.booter, VmiMachine::EFI)?;
+        let spec = VmSpec::of_annotations(&self.pod.config.annotations);
+        let agent = self
+            .settings
+            .agent_of(&spec.map_err(CriError::Annotations)?)?;
         let (disk, image) = match images::is_none(self.image()) {
             true => (None, images::NONE_ID.to_owned()),
             false => {
@@ -334,6 +340,7 @@ impl Making {
             store: &self.store,
             files: &self.files,
             host_name: resolver::hostname(&self.pod.config)?,
+            agent,
         };
         let vm = VmRecord {
             disks: making.make()?,

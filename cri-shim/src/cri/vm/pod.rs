@@ -85,7 +85,8 @@ impl Node {
             return Ok(());
         }
         VmiMachine::of_annotations(&config.annotations)?;
-        VmSpec::of_annotations(&config.annotations).map_err(CriError::Annotations)?;
+        let spec = VmSpec::of_annotations(&config.annotations).map_err(CriError::Annotations)?;
+        self.config.vm.agent_of(&spec)?;
         migration::incoming(&config.annotations)?;
         match self.config.vm.fault() {
             Some(fault) => Err(fault),

@@ -40,6 +40,8 @@ pub(super) struct SeedSource<'a> {
     /// Shared directories.
     pub(super) mounts: Vec<GuestMount>,
     pub(super) dns: Dns,
+    /// The guest agent's program, if it is to be installed.
+    pub(super) agent: Option<Vec<u8>>,
 }
 
 impl SeedSource<'_> {
@@ -53,6 +55,7 @@ impl SeedSource<'_> {
             files,
             mounts,
             dns,
+            agent,
         } = self;
         let metadata = pod.config.metadata.clone().unwrap_or_default();
         // A root that outlives its pods must not keep an earlier pod's addresses: it asks by DHCP.
@@ -87,6 +90,7 @@ impl SeedSource<'_> {
                 })
                 .collect(),
             mounts,
+            agent,
         })
     }
 }
@@ -279,6 +283,7 @@ mod tests {
             files: Vec::new(),
             mounts: Vec::new(),
             dns: Dns::default(),
+            agent: None,
         };
         let seed = source(VmSpec::default(), &devices).seed().unwrap();
         assert_eq!(

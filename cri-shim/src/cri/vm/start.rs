@@ -20,7 +20,7 @@ use crate::cri::error::{CriError, Result};
 use crate::cri::node::{Container, Node};
 use crate::cri::resolver;
 use crate::cri::state::{KernelRecord, VmRecord};
-use crate::cri::vm_spec::Booter;
+use crate::cri::vm_spec::{Booter, GUEST_AGENT, VmSpec};
 use crate::kept_kernels::{self, Unkept};
 
 /// The command line of the loader's kernel: its messages are the first of the console, and a panic
@@ -191,6 +191,25 @@ impl VmSettings {
             )
         })?;
         Ok(())
+    }
+
+    /// Returns the guest agent's program, if a machine is to have it.
+    pub(super) fn agent_of(&self, spec: &VmSpec) -> Result<Option<Vec<u8>>> {
+        if !spec.installs_agent {
+            return Ok(None);
+        }
+        let path = &self.guest_agent;
+        let read = std::fs::read(path).map_err(|error| {
+            CriError::invalid(
+                GUEST_AGENT,
+                format!(
+                    "this node has no guest agent at {}: {error}; install podvisor's package, or \
+                     build it with `cargo xtask guest` in podvisor's source and put it there",
+                    path.display()
+                ),
+            )
+        });
+        read.map(Some)
     }
 
     /// Why no machine can be booted; `None` if the loader is there.

@@ -18,6 +18,9 @@ const IGNITION: &str = "podvisor.io/ignition";
 /// What starts the system: `uefi`, in place of the loader.
 pub(in crate::cri) const FIRMWARE: &str = "podvisor.io/firmware";
 
+/// `install`: podvisor's guest agent is installed by cloud-init.
+pub(in crate::cri) const GUEST_AGENT: &str = "podvisor.io/guest-agent";
+
 /// Longest part of a value that an error quotes, in characters.
 const QUOTED: usize = 64;
 
@@ -182,7 +185,7 @@ impl VmSpec {
     ) -> Result<Self, AnnotationErrors> {
         let all = annotations.iter();
         let all = all.filter(|(key, _)| {
-            key.starts_with(PREFIX) || [IGNITION, FIRMWARE].contains(&key.as_str())
+            key.starts_with(PREFIX) || [IGNITION, FIRMWARE, GUEST_AGENT].contains(&key.as_str())
         });
         let mut reader = Reader {
             all: all
@@ -217,6 +220,13 @@ impl VmSpec {
             ("configdrive", Form::ConfigDrive),
         ];
         let ignition = reader.ignition();
+        let installs_agent = reader.word(GUEST_AGENT, &[("install", true)], false);
+        if installs_agent.is_some() && ignition.is_some() {
+            reader.errors.push(format!(
+                "{GUEST_AGENT} and {IGNITION} are both there: the agent is installed by \
+                 cloud-init, which an image with Ignition has not"
+            ));
+        }
         let spec = Self {
             vcpus: reader.vcpus(),
             root_size: reader.root_size(),
@@ -254,6 +264,7 @@ impl VmSpec {
                 .map(ssh_keys)
                 .unwrap_or_default(),
             force_dhcp: reader.flag("VirtletForceDHCPNetworkConfig"),
+            installs_agent: installs_agent.unwrap_or_default(),
         };
         for key in reader.all.keys() {
             reader.errors.push(format!("{key} is unknown"));
@@ -307,6 +318,7 @@ mod tests {
             ("VirtletDiskDriver", "virtio"),
             ("VirtletCPUModel", ""),
             (FIRMWARE, "uefi"),
+            (GUEST_AGENT, "install"),
             ("VirtletSystemUUID", "53008994-44c0-4017-ad44-9c49758083da"),
             ("VirtletForceDHCPNetworkConfig", "true"),
             ("VirtletChown9pfsMounts", "true"),
@@ -323,7 +335,7 @@ mod tests {
             spec.uuid.map(|uuid| uuid[..4].to_vec()),
             Some(vec![0x53, 0, 0x89, 0x94])
         );
-        assert!(spec.force_dhcp);
+        assert!(spec.force_dhcp && spec.installs_agent);
         assert_eq!(spec.form, Form::ConfigDrive);
         assert_eq!(spec.meta_data.as_deref(), Some("a: 1"));
         assert_eq!(spec.ssh_keys, ["ssh-ed25519 A", "ssh-rsa B"]);
@@ -348,6 +360,7 @@ mod tests {
             ("VirtletSystemUUID", "1234"),
             ("VirtletCloudInitImageType", "floppy"),
             (FIRMWARE, "bios"),
+            (GUEST_AGENT, "yes"),
             ("VirtletCloudInitUserData", "a: 1"),
             ("VirtletCloudInitUserDataScript", "#!/bin/sh"),
             ("VirtletSSHKeySource", "secret/keys"),
@@ -365,6 +378,7 @@ mod tests {
             "VirtletSystemUUID is \"1234\"",
             "VirtletCloudInitImageType is \"floppy\"",
             "podvisor.io/firmware is \"bios\": write one of uefi",
+            "podvisor.io/guest-agent is \"yes\": write one of install",
             "VirtletCloudInitUserDataScript are both",
             "VirtletSSHKeySource is not supported",
             "VirtletFilesFromDataSource is not supported",
@@ -392,6 +406,7 @@ mod tests {
                 &[(IGNITION, text), ("VirtletCloudInitImageType", "nocloud")],
                 "configdrive",
             ),
+            (&[(IGNITION, text), (GUEST_AGENT, "install")], "cloud-init"),
         ] {
             let said = read(others).unwrap_err().to_string();
             assert!(said.contains(named) && said.contains(IGNITION), "{said}");

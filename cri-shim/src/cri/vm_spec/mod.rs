@@ -11,7 +11,7 @@ mod spec;
 mod vmi;
 
 pub(crate) use annotations::AnnotationErrors;
-pub(super) use annotations::FIRMWARE;
+pub(super) use annotations::{FIRMWARE, GUEST_AGENT};
 pub(super) use machine::{
     DiskSource, MAX_SERIAL, MAX_TAG, SeedText, VmiBoot, VmiDisk, VmiMachine, VmiSeed,
 };

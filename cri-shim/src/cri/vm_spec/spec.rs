@@ -40,6 +40,8 @@ pub(crate) struct VmSpec {
     pub(crate) ssh_keys: Vec<String>,
     /// The guest is told nothing about its network: it asks by DHCP.
     pub(crate) force_dhcp: bool,
+    /// podvisor's guest agent is installed by cloud-init.
+    pub(crate) installs_agent: bool,
 }
 
 impl Default for VmSpec {
@@ -54,6 +56,7 @@ impl Default for VmSpec {
             user_data: UserData::None,
             ssh_keys: Vec::new(),
             force_dhcp: false,
+            installs_agent: false,
         }
     }
 }

@@ -24,8 +24,10 @@ const THAW_PATIENCE: Duration = Duration::from_secs(1800);
 
 /// How to get an agent.
 const ADVICE: &str = ", and no other agent answers: wait until it has booted if it has \
-                                 qemu-guest-agent, else install that and start it; or attach to \
-                                 its console, or log in over its network";
+                      qemu-guest-agent, else install that and start it, or let cloud-init install \
+                      podvisor's own: by `podvisor vm run --agent`, or by the pod's annotation \
+                      podvisor.io/guest-agent: install; or attach to its console, or log in over \
+                      its network";
 
 impl Vm {
     /// Returns the guest's agent.

@@ -10,7 +10,7 @@ use super::seed::SeedMaker;
 use super::sources::{Sources, make_empty};
 use crate::cri::error::{CriError, Result};
 use crate::cri::state::{DiskContent, DiskRecord, KernelRecord};
-use crate::cri::vm_spec::{DiskSource, VmiBoot, VmiDisk, VmiError, VmiMachine};
+use crate::cri::vm_spec::{DiskSource, GUEST_AGENT, VmiBoot, VmiDisk, VmiError, VmiMachine};
 
 /// Most bytes of a kernel, and of its initramfs.
 const MAX_KERNEL: u64 = 1 << 30;
@@ -26,11 +26,21 @@ pub(in crate::cri::vm) struct VmiDisks<'a> {
     pub(in crate::cri::vm) files: &'a DiskFiles,
     /// The guest's name.
     pub(in crate::cri::vm) host_name: String,
+    /// The guest agent's program, if it is to be installed.
+    pub(in crate::cri::vm) agent: Option<Vec<u8>>,
 }
 
 impl VmiDisks<'_> {
     /// Makes the disks, in the guest's order.
     pub(in crate::cri::vm) fn make(&self) -> Result<Vec<DiskRecord>> {
+        let is_seed = |disk: &VmiDisk| matches!(disk.source, DiskSource::Seed(_));
+        if self.agent.is_some() && !self.machine.disks.iter().any(is_seed) {
+            return Err(CriError::invalid(
+                GUEST_AGENT,
+                "the agent is installed by cloud-init: give the instance a volume \
+                 cloudInitNoCloud or cloudInitConfigDrive",
+            ));
+        }
         let sources = Sources(self.container);
         let disks = self.machine.disks.iter().enumerate();
         disks
@@ -111,6 +121,7 @@ impl VmiDisks<'_> {
                     machine: self.machine,
                     sources,
                     host_name: &self.host_name,
+                    agent: self.agent.as_deref(),
                 };
                 let seed = maker.seed(disk, seed)?;
                 let volume = seed.volume().map_err(|error| field(error.to_string()))?;

@@ -23,6 +23,8 @@ pub(super) struct SeedMaker<'a> {
     pub(super) sources: Sources<'a>,
     /// The guest's name.
     pub(super) host_name: &'a str,
+    /// The guest agent's program, if it is to be installed.
+    pub(super) agent: Option<&'a [u8]>,
 }
 
 impl SeedMaker<'_> {
@@ -59,6 +61,7 @@ impl SeedMaker<'_> {
             ssh_keys: keys,
             user_data: user.map_or(UserData::None, UserData::Document),
             network,
+            agent: self.agent.map(<[u8]>::to_vec),
             ..GuestSeed::default()
         })
     }

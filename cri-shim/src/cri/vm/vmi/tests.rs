@@ -99,6 +99,7 @@ impl Fixture {
             store,
             files: &files,
             host_name: self.sandbox.hostname.clone(),
+            agent: None,
         };
         disks.make()
     }
@@ -401,12 +402,14 @@ fn cloud_init_is_told_what_the_secrets_say() {
         machine: &machine,
         sources: Sources(&fixture.container),
         host_name: "volumes",
+        agent: Some(b"a program"),
     };
     let told = maker.seed(disk, seed).unwrap();
     assert_eq!(told.form, Form::ConfigDrive);
     assert_eq!(told.user_data, UserData::Document(b"#!/bin/sh\n".to_vec()));
     assert_eq!(told.network, NetworkConfig::Document("{}".to_owned()));
     assert_eq!(told.ssh_keys, [KEY]);
+    assert_eq!(told.agent.as_deref(), Some(&b"a program"[..]));
     fs::remove_file(fixture.volume("seed-userdata").join("userdata")).unwrap();
     let error = maker.seed(disk, seed).unwrap_err().to_string();
     assert!(error.contains("without the key userdata"), "{error}");
@@ -467,8 +470,16 @@ fn a_kernel_of_an_image_is_copied() {
         store: &store,
         files: &files,
         host_name: String::new(),
+        agent: None,
     };
     assert_eq!(disks.make().unwrap(), []);
+    let with_agent = VmiDisks {
+        agent: Some(Vec::new()),
+        ..disks
+    };
+    let said = with_agent.make().unwrap_err().to_string();
+    assert!(said.contains("cloudInitNoCloud"), "{said}");
+    let disks = with_agent;
     let kernel = disks.kernel().unwrap().unwrap();
     assert_eq!(kernel.cmdline, "console=ttyS0 quiet");
     assert!(kernel.has_initramfs);
