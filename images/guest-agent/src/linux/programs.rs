@@ -15,7 +15,7 @@ use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use serde_json::{Map, Value, json};
 
-use super::tool::{DEFAULT_PATH, is_executable};
+use super::tool;
 use crate::protocol::{Capture, Exec, Fault};
 
 /// Most programs that run, or have ended and were not asked for.
@@ -325,20 +325,8 @@ fn find(path: &str) -> io::Result<PathBuf> {
     if path.contains('/') {
         return Ok(PathBuf::from(path));
     }
-    let directories = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
-    let mut is_forbidden = false;
-    for directory in std::env::split_paths(&directories) {
-        let candidate = directory.join(path);
-        match is_executable(&candidate) {
-            Ok(true) => return Ok(candidate),
-            Ok(false) => is_forbidden = true,
-            Err(_) => {}
-        }
-    }
-    Err(io::Error::from_raw_os_error(match is_forbidden {
-        true => libc::EACCES,
-        false => libc::ENOENT,
-    }))
+    let directories = std::env::var_os("PATH").unwrap_or_else(|| tool::DEFAULT_PATH.into());
+    tool::search(std::env::split_paths(&directories), path)
 }
 
 #[cfg(test)]
