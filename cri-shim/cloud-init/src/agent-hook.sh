@@ -3,6 +3,7 @@
 root=
 name=podvisor-ga
 program=$root/usr/local/sbin/$name
+unit=$root/etc/systemd/system/$name.service
 say() {
     echo "$name: $*" >&2
 }
@@ -13,6 +14,11 @@ for other in /usr/sbin/qemu-ga /usr/bin/qemu-ga; do
         exit 0
     }
 done
+
+[ ! -L "$unit" ] || {
+    say "the system has masked $name.service"
+    exit 0
+}
 
 disk=$(findfs LABEL=@LABEL@ 2>/dev/null) || disk=$(blkid -L @LABEL@ 2>/dev/null)
 [ -n "$disk" ] || {
@@ -46,7 +52,7 @@ if [ ! -d $root/run/systemd/system ]; then
 fi
 # The port's appearance starts it, early in later boots: it needs neither a network nor cloud-init.
 mkdir -p $root/etc/systemd/system $root/etc/udev/rules.d
-cat >$root/etc/systemd/system/$name.service <<'UNIT'
+cat >"$unit" <<'UNIT'
 [Unit]
 Description=Guest agent of podvisor
 DefaultDependencies=no

@@ -199,6 +199,18 @@ fn a_system_with_an_agent_keeps_it_and_one_without_the_disk_says_so() {
 }
 
 #[test]
+fn a_system_that_has_masked_the_agent_is_left_alone() {
+    let system = System::new();
+    let unit = system.path("etc/systemd/system/podvisor-ga.service");
+    fs::create_dir_all(unit.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink("/dev/null", &unit).unwrap();
+    let (ran, noted) = system.boots();
+    assert!(ran.status.success() && noted.is_empty(), "{ran:?}");
+    assert!(String::from_utf8_lossy(&ran.stderr).contains("masked"));
+    assert!(!system.path("usr/local").exists());
+}
+
+#[test]
 fn without_systemd_the_agent_is_started_at_once() {
     let system = System::new();
     fs::remove_dir_all(system.path("run")).unwrap();
