@@ -102,6 +102,25 @@ END
     }
 
     #[test]
+    fn a_purge_removes_what_containers_have_of_the_network() {
+        succeeds(
+            r#"
+            mkdir -p /run/netns /var/lib/podvisor/c/0123456789ab /var/lib/podvisor/c/short \
+                /var/lib/cni/networks/podvisor /var/lib/cni/networks/other
+            touch /run/netns/0123456789abcdef /run/netns/0123456789ff /run/netns/shorter
+            touch /var/lib/cni/networks/podvisor/10.209.0.5
+            mount --bind /proc/self/ns/net /run/netns/0123456789abcdef
+            postrm remove
+            test -e /run/netns/0123456789abcdef
+            test -e /var/lib/cni/networks/podvisor/10.209.0.5
+            postrm purge
+            test "$(echo $(ls /run/netns))" = '0123456789ff shorter'
+            test "$(ls /var/lib/cni/networks)" = other
+            "#,
+        );
+    }
+
+    #[test]
     fn a_purge_ends_before_it_removes_anything_when_something_stays_mounted() {
         let said = succeeds(
             r#"
