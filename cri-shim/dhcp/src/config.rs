@@ -21,6 +21,10 @@ const MAX_ROUTES: usize = 256;
 const MAX_NEIGHBOURS: usize = 64;
 /// Most IPv6 addresses of a lease.
 const MAX_IPV6: usize = 16;
+/// Most options that its user chooses.
+const MAX_OTHERS: usize = 40;
+/// Most bytes of one of them.
+const MAX_OTHER: usize = 255;
 /// Smallest MTU over which IPv4 runs (RFC 791 §3.2).
 const MIN_MTU: u16 = 68;
 /// Smallest MTU over which IPv6 runs (RFC 8200 §5).
@@ -96,12 +100,48 @@ pub struct Config {
     /// Servers that resolve names, of both families, in this order.
     #[serde(default)]
     pub name_servers: Vec<IpAddr>,
+    /// What else DHCP says, in the user's words.
+    #[serde(default)]
+    pub others: Vec<Ipv4Option>,
     /// The IPv4 address; without one, DHCP is not answered.
     #[serde(default)]
     pub ipv4: Option<Ipv4Lease>,
     /// The IPv6 addresses; without them, neither DHCPv6 nor router solicitations are answered.
     #[serde(default)]
     pub ipv6: Option<Ipv6Lease>,
+}
+
+/// An option of DHCP that nothing else here decides: the time servers (42), the name of a boot
+/// server (66) and of its file (67), and private ones (224 to 254).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ipv4Option {
+    /// Its number (RFC 2132).
+    pub code: u8,
+    /// Its value as it is sent, 1 to 255 bytes.
+    pub value: Vec<u8>,
+}
+
+impl Ipv4Option {
+    /// The option of time servers.
+    pub const TIME_SERVERS: u8 = 42;
+    /// The option of a boot server's name.
+    pub const BOOT_SERVER: u8 = 66;
+    /// The option of a boot file's name.
+    pub const BOOT_FILE: u8 = 67;
+
+    fn check(&self, errors: &mut Vec<ConfigError>) {
+        let is_free = matches!(
+            self.code,
+            Self::TIME_SERVERS | Self::BOOT_SERVER | Self::BOOT_FILE | 224..=254
+        );
+        if !is_free || !(1..=MAX_OTHER).contains(&self.value.len()) {
+            errors.push(ConfigError::Option {
+                code: self.code,
+                bytes: self.value.len(),
+            });
+        }
+    }
 }
 
 /// A neighbour for which the server answers ARP requests.
@@ -195,6 +235,17 @@ pub enum ConfigError {
     /// An MTU that the protocols do not run over.
     #[error("an MTU of {0} bytes is less than {1}, the least for the guest's addresses")]
     Mtu(u16, u16),
+    /// An option that cannot be chosen, or its value.
+    #[error(
+        "{bytes} bytes of DHCP's option {code}: the options 42, 66, 67 and 224 to 254 may have 1 \
+         to {MAX_OTHER}"
+    )]
+    Option {
+        /// Its number.
+        code: u8,
+        /// Bytes of its value.
+        bytes: usize,
+    },
     /// Too many of one kind.
     #[error("{count} {what}: at most {most} fit into an answer")]
     TooMany {
@@ -234,6 +285,7 @@ impl Config {
             domain: None,
             search: Vec::new(),
             name_servers: Vec::new(),
+            others: Vec::new(),
             ipv4: None,
             ipv6: None,
         }
@@ -275,6 +327,10 @@ impl Config {
             &mut errors,
         );
         too_many(self.search.len(), "search domains", MAX_SEARCH, &mut errors);
+        too_many(self.others.len(), "options", MAX_OTHERS, &mut errors);
+        for option in &self.others {
+            option.check(&mut errors);
+        }
         match errors.is_empty() {
             true => Ok(()),
             false => Err(InvalidConfig(errors)),
@@ -432,6 +488,7 @@ pub(crate) mod tests {
                 "svc.cluster.local".to_owned(),
             ],
             name_servers: vec!["10.96.0.10".parse().unwrap(), "fd00::a".parse().unwrap()],
+            others: Vec::new(),
             ipv4: Some(Ipv4Lease {
                 address: "10.1.0.2".parse().unwrap(),
                 prefix_length: 16,

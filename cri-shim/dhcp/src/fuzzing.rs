@@ -3,7 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use crate::config::{Config, Ipv4Lease, Ipv4Route, Ipv6Address, Ipv6Lease, Ipv6Router, MacAddress};
+use crate::config::{
+    Config, Ipv4Lease, Ipv4Option, Ipv4Route, Ipv6Address, Ipv6Lease, Ipv6Router, MacAddress,
+};
 use crate::frame;
 use crate::server::Server;
 
@@ -99,6 +101,10 @@ fn config() -> Config {
             IpAddr::V4(Ipv4Addr::new(10, 0, 0, 10)),
             IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 10)),
         ],
+        others: vec![Ipv4Option {
+            code: 240,
+            value: vec![7; 255],
+        }],
         ipv4: Some(Ipv4Lease {
             address: Ipv4Addr::new(10, 0, 0, 2),
             prefix_length: 32,

@@ -39,8 +39,8 @@ mod v4;
 mod v6;
 
 pub use config::{
-    Config, ConfigError, InvalidConfig, Ipv4Lease, Ipv4Neighbour, Ipv4Route, Ipv6Address,
-    Ipv6Lease, Ipv6Router, MacAddress, SERVER_ADDRESS,
+    Config, ConfigError, InvalidConfig, Ipv4Lease, Ipv4Neighbour, Ipv4Option, Ipv4Route,
+    Ipv6Address, Ipv6Lease, Ipv6Router, MacAddress, SERVER_ADDRESS,
 };
 pub use names::{is_label as is_host_name, is_name as is_domain_name};
 pub use refusal::Refusal;

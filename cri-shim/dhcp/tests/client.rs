@@ -166,6 +166,7 @@ fn config() -> Config {
         domain: Some("shop.example".to_owned()),
         search: vec!["shop.example".to_owned(), "example".to_owned()],
         name_servers: vec!["10.96.0.10".parse().unwrap()],
+        others: Vec::new(),
         ipv4: Some(Ipv4Lease {
             address: "10.1.0.2".parse().unwrap(),
             prefix_length: 16,

@@ -39,6 +39,8 @@ pub(super) struct Options {
     list: Vec<(u8, Vec<u8>)>,
     /// The router, for an answer that is too short for routes.
     router: Vec<u8>,
+    /// The numbers of those that the user has chosen: they are left out first.
+    others: Vec<u8>,
 }
 
 /// Returns the options of an answer to `request`.
@@ -61,7 +63,11 @@ pub(super) fn answer(
             options.push_seconds(code::RENEWAL_TIME, RENEWAL_TIME);
             options.push_seconds(code::REBINDING_TIME, REBINDING_TIME);
         }
+        options.others = config.others.iter().map(|other| other.code).collect();
         options.push_asked(config, lease, request.asked.unwrap_or(&UNASKED));
+        if request.asked.is_none() {
+            options.push_others(config, |_| true);
+        }
     }
     for (code, value) in [
         (code::CLIENT_ID, request.client_id),
@@ -103,16 +109,25 @@ impl Options {
                 code::MTU => config.mtu.map(u16::to_be_bytes).map_or(vec![], Vec::from),
                 code::SEARCH => names::encode_compressed(&config.search),
                 code if is_routes(code) && takes_routes => routes.encode(),
-                _ => Vec::new(),
+                code => {
+                    self.push_others(config, |other| other == code);
+                    continue;
+                }
             };
             self.push(*code, value);
+        }
+    }
+
+    fn push_others(&mut self, config: &Config, is_asked: impl Fn(u8) -> bool) {
+        for other in config.others.iter().filter(|other| is_asked(other.code)) {
+            self.push(other.code, other.value.clone());
         }
     }
 
     /// Writes the options into at most `space` bytes. What fits is written whole.
     pub(super) fn encode(&self, space: usize) -> Vec<u8> {
         let mut list = self.list.clone();
-        for code in DISPENSABLE {
+        for code in self.others.iter().copied().chain(DISPENSABLE) {
             if length(&list) <= space {
                 break;
             }

@@ -3,8 +3,8 @@ use dhcproto::v4::{DhcpOption, Message, MessageType, OptionCode};
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::SERVER_ADDRESS;
 use crate::config::tests::{CLIENT, plain, route};
+use crate::config::{Ipv4Option, SERVER_ADDRESS};
 use crate::frame::{Payload, parse};
 
 /// Options that systemd-networkd, dhclient and udhcpc ask for.
@@ -227,6 +227,36 @@ fn identities_of_the_client_are_echoed() {
         offer.opts().get(OptionCode::ClientMachineIdentifier),
         Some(&uuid)
     );
+}
+
+#[test]
+fn options_that_the_user_chose_are_sent_to_who_asks_and_first_left_out() {
+    let other = |code, value: &[u8]| Ipv4Option {
+        code,
+        value: value.to_vec(),
+    };
+    let mut config = plain();
+    config.others = vec![
+        other(Ipv4Option::TIME_SERVERS, &[10, 1, 0, 9]),
+        other(Ipv4Option::BOOT_FILE, b"pxe"),
+        other(240, &[7; 255]),
+        other(241, &[8; 255]),
+    ];
+    config.validate().unwrap();
+    let offer = ask(&config, &discover(&[(55, &[1, 42, 240])])).unwrap();
+    let servers = DhcpOption::NtpServers(vec![[10, 1, 0, 9].into()]);
+    assert_eq!(offer.opts().get(OptionCode::NtpServers), Some(&servers));
+    assert!(codes(&offer).contains(&240) && !codes(&offer).contains(&67));
+    // Who asks for nothing gets what fits: both private ones do not.
+    let offer = ask(&config, &discover(&[])).unwrap();
+    let got = codes(&offer);
+    assert!(got.contains(&1) && got.contains(&3), "{got:?}");
+    assert!(!(got.contains(&240) && got.contains(&241)), "{got:?}");
+
+    for (code, value) in [(6, &b"a"[..]), (255, b"a"), (240, b""), (240, &[1; 256])] {
+        config.others = vec![other(code, value)];
+        assert!(config.validate().is_err(), "{code}");
+    }
 }
 
 #[test]
