@@ -24,6 +24,7 @@ mod refused;
 mod resources;
 mod scheduling;
 mod status;
+mod unapplied;
 mod update;
 mod volumes;
 
@@ -186,7 +187,9 @@ impl VmiSpec {
     /// What is accepted and yet works otherwise than the user may expect.
     #[must_use]
     pub fn warnings(&self, path: &FieldPath) -> Vec<String> {
-        disks::warnings(self, &path.child("domain.devices.disks"))
+        let mut warnings = disks::warnings(self, &path.child("domain.devices.disks"));
+        warnings.extend(unapplied::warnings(self, path));
+        warnings
     }
 
     /// Whether the default network of the pod is among the networks.

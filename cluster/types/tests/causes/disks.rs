@@ -88,6 +88,40 @@ fn a_cdrom_on_sata_is_accepted_with_a_warning() {
 }
 
 #[test]
+fn what_changes_nothing_is_told() {
+    let mut spec = right();
+    let disk: VmiSpec = serde_json::from_value(spec.clone()).unwrap();
+    assert_eq!(disk.warnings(&FieldPath::new("spec")), [""; 0]);
+    set(&mut spec, &at(DISK, "cache"), json!("none"));
+    set(&mut spec, &at(DISK, "errorPolicy"), json!("report"));
+    set(&mut spec, &at(DISK, "tag"), json!("first"));
+    let devices = "/domain/devices/networkInterfaceMultiqueue";
+    set(&mut spec, devices, json!(true));
+    set(
+        &mut spec,
+        "/domain/devices/interfaces/0/bootOrder",
+        json!(2),
+    );
+    assert_eq!(causes_of(spec.clone(), &ClusterConfig::default()), []);
+    let spec: VmiSpec = serde_json::from_value(spec).unwrap();
+    let warnings = spec.warnings(&FieldPath::new("spec"));
+    let fields = warnings.iter().map(|warning| {
+        let (field, why) = warning.split_once(" is not applied: ").unwrap();
+        assert!(!why.is_empty(), "{field}");
+        field.strip_prefix("spec.domain.devices.").unwrap()
+    });
+    assert_eq!(
+        fields.collect::<Vec<_>>(),
+        [
+            "networkInterfaceMultiqueue",
+            "disks[0].cache",
+            "disks[0].tag",
+            "interfaces[0].bootOrder",
+        ]
+    );
+}
+
+#[test]
 fn a_disk_that_is_plugged_in_may_name_the_bus_that_clients_write() {
     let mut spec = right();
     set(&mut spec, &at(DISK, "disk/bus"), json!("scsi"));
