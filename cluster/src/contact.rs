@@ -1,6 +1,7 @@
 //! What the API and a node's part know of each other.
 
 pub(crate) mod disks;
+pub(crate) mod links;
 pub(crate) mod migration;
 pub(crate) mod size;
 

@@ -2,6 +2,8 @@
 //! controller makes it, with the small system in its container disk. It moves to another daemon,
 //! which is another node as far as both know.
 
+#[path = "guest_vmi_pods/changes.rs"]
+mod changes;
 mod support;
 
 use std::fs;
@@ -39,10 +41,6 @@ const NETWORKS: [(&str, &str); 2] = [("br-vmi", "10.97.0."), ("br-vmi2", "10.98.
 const MIGRATION: (&str, &str) = ("podvisor.io/migration", "m-1");
 
 const UUID: &str = "5d307ca9-b3ef-428c-8861-06e72d69f223";
-
-/// Waits until the guest uses two CPUs and more than 300 MB, and says so.
-const GROWN: &str = "until [ $(nproc) = 2 ] && grep -q 'MemTotal: *3[0-9]\\{5\\} ' /proc/meminfo; \
-                     do sleep 0.2; done; echo $((20 + 2)) CPUs, large";
 
 /// The object, as the controller writes it.
 fn instance() -> String {
@@ -373,7 +371,7 @@ impl Guest {
         let look =
             "echo 3 >/proc/sys/vm/drop_caches; cat /tmp/memory /var/disk; head -c 13 /dev/vdc";
         self.answers(look, &["kept", "written there"]).await;
-        self.answers(GROWN, &["22 CPUs, large"]).await;
+        self.answers(changes::GROWN, &["22 CPUs, large"]).await;
         let open = PortForwardMessage::Open(PortForwardOpen {
             vm: Some(VmName::new("tenant", "web", "")),
             port: 80,
@@ -385,22 +383,6 @@ impl Guest {
         }));
         let mut page = self.node().port_forward(input).await.unwrap();
         reads(&mut page, "200 OK").await.unwrap();
-    }
-
-    /// It gets a CPU and memory while it runs: by ACPI and its agent, and by virtio-mem.
-    async fn grows(&self) {
-        let (mut node, vm) = (self.node(), || VmName::new("tenant", "web", "7c0e"));
-        let refused = node.resize_vm(vm(), 3, 0).await.unwrap_err();
-        assert!(refused.message().contains("2 at most"), "{refused}");
-        let refused = node.resize_vm(vm(), 0, 353 << 20).await.unwrap_err();
-        assert!(refused.message().contains("at most"), "{refused}");
-        node.resize_vm(vm(), 2, 0).await.unwrap();
-        let look = "modprobe virtio_mem; echo $((30 + 3)) loaded";
-        self.answers(look, &["33 loaded"]).await;
-        let most = 352 << 20;
-        let plug = async { while node.resize_vm(vm(), 0, most).await.unwrap() < most {} };
-        timeout(PATIENCE, plug).await.unwrap();
-        self.answers(GROWN, &["22 CPUs, large"]).await;
     }
 
     /// It gets the claim of another pod while it runs, by ACPI, and gives it back.
@@ -663,6 +645,7 @@ async fn guest_of_an_instance_is_what_the_object_says() {
     assert!(stats.unwrap().into_inner().stats.unwrap().linux.is_some());
     guest.is_controlled().await;
     guest.grows().await;
+    guest.loses_its_link().await;
     let mut guest = guest.moves().await;
     guest.is_the_same().await;
     guest.gets_a_claim().await;

@@ -270,6 +270,13 @@ impl Machines {
         resized.map_err(Refusal::from)
     }
 
+    /// Takes the link from cards of a VM, and gives all others one.
+    pub(super) async fn set_links(&self, vm: &VmName, down: Vec<String>) -> Result<(), Refusal> {
+        let mut client = self.0.clone();
+        let set = client.set_links(vm.clone(), down).await;
+        set.map_err(Refusal::from)
+    }
+
     /// Opens a stream; done when the other end says that it is open.
     pub(super) async fn open(&self, vm: &VmName, stream: Stream) -> Result<Pipe, Refusal> {
         let (to_guest, typed) = channel();

@@ -17,6 +17,7 @@ mod disks;
 mod expected;
 mod guest;
 mod identity;
+mod links;
 mod machines;
 mod metrics;
 mod migration;

@@ -7,7 +7,7 @@
 //! | `console`, `portforward/PORT/PROTOCOL`, `vsock/PORT` | GET | a WebSocket |
 //!
 //! Whether a user may do that was decided before: who asks is an API server, by its certificate.
-//! Migrations, disks and sizes have files of their own.
+//! Migrations, disks, sizes and links have files of their own.
 
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ use super::{
     answers::{failure, limited},
     disks, guest,
     identity::Trust,
+    links,
     machines::{Action, Machines, Refusal, Stream},
     migration::{self, Migrations},
     report::Events,
@@ -60,7 +61,12 @@ pub(super) async fn handle(request: Request<Incoming>, peer: Peer, server: Arc<S
     let migration = migration::Asked::read(request.method(), request.uri().path());
     let disk = disks::Asked::read(request.method(), request.uri().path());
     let resized = size::asked(request.method(), request.uri().path());
+    let links = links::asked(request.method(), request.uri().path());
     let answer = match migration {
+        None if links.is_some() && server.trust.is(&peer, contact::CONTROLLER) => match links {
+            Some(vm) => links::answer(request, vm, &server.machines).await,
+            None => Err(Failure::unauthorized()),
+        },
         None if resized.is_some() && server.trust.is(&peer, contact::CONTROLLER) => match resized {
             Some(vm) => size::answer(request, vm, &server.machines).await,
             None => Err(Failure::unauthorized()),

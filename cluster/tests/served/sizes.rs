@@ -1,4 +1,4 @@
-//! CPUs and memory that instances get while they run: as users ask for it, with the accounts and
+//! CPUs, memory and links that instances get while they run: as users ask for it, with the accounts and
 //! rights of the components.
 
 use std::panic::{AssertUnwindSafe, resume_unwind};
@@ -87,8 +87,12 @@ async fn resizes(namespace: &str) {
     set_allocatable("sizes", "64Gi").await;
     let _kubelet = Kubelet::play_on(admin.clone(), namespace, &["sizes"]);
     let mut made = vm("a", "Always");
-    let domain = json!({ "cpu": { "sockets": 1 }, "memory": { "guest": "1Gi" } });
+    let domain = json!({
+        "cpu": { "sockets": 1 }, "memory": { "guest": "1Gi" },
+        "devices": { "interfaces": [{ "name": "default", "masquerade": {}, "state": "down" }] },
+    });
     made.data["spec"]["template"]["spec"]["domain"] = domain;
+    made.data["spec"]["template"]["spec"]["networks"] = json!([{ "name": "default", "pod": {} }]);
     let vms = api_of(&admin, namespace, "VirtualMachine");
     vms.create(&PostParams::default(), &made).await.unwrap();
     let vmis = api_of(&admin, namespace, "VirtualMachineInstance");
@@ -130,6 +134,20 @@ async fn resizes(namespace: &str) {
         .await
     };
 
+    // A link needs neither a restart nor the pod.
+    let link = async |what: &str, state: &str| {
+        eventually(what, async || {
+            let vmi = vmis.get("a").await.unwrap();
+            (vmi.data["status"]["interfaces"][0]["linkState"] == state).then_some(())
+        })
+        .await;
+    };
+    link("it begins without a link", "down").await;
+    let card = json!([{ "name": "default", "masquerade": {}, "state": "up" }]);
+    ask(json!({ "devices": { "interfaces": card } })).await;
+    link("the link is up", "up").await;
+    assert_eq!(node.machine(&name).done, ["links down: "]);
+
     // Its kubelet does not say what the container has: the API server takes it for an old one.
     ask(json!({ "cpu": { "sockets": 2 }, "memory": { "guest": "2Gi" } })).await;
     let refused = says("the refusal is told", "HotVCPUChange", "PodResizeRefused").await;
@@ -147,7 +165,7 @@ async fn resizes(namespace: &str) {
     let larger = resources().await;
     assert_eq!(larger["requests"]["cpu"], "200m");
     assert_ne!(larger["requests"]["memory"], before["requests"]["memory"]);
-    assert!(node.machine(&name).done.is_empty(), "the pod comes first");
+    assert_eq!(node.machine(&name).done.len(), 1, "the pod comes first");
     say(container(&larger)).await;
     let grown = eventually("the VM has it", async || {
         let vmi = vmis.get("a").await.unwrap();
@@ -164,7 +182,7 @@ async fn resizes(namespace: &str) {
     }
     let mut done = node.machine(&name).done;
     done.dedup();
-    assert_eq!(done, ["2 CPUs, 2147483648 bytes"]);
+    assert_eq!(done, ["links down: ", "2 CPUs, 2147483648 bytes"]);
     let vm = vms.get("a").await.unwrap();
     assert_eq!(condition(&vm.data, "RestartRequired"), None);
 

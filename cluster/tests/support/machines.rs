@@ -10,9 +10,9 @@ use podvisor_node_api::messages::{
     CancelMigrationRequest, ConsoleInput, ConsoleMessage, Data, FreezeRequest, GuestInfo,
     GuestInterface, GuestOs, GuestUser, PlugDiskRequest, PortForwardInput, PortForwardMessage,
     ReceiveMigrationInput, ReceiveMigrationMessage, ResizeVmAnswer, ResizeVmRequest,
-    ResolveMigrationRequest, SendMigrationInput, SendMigrationMessage, StopRequest,
-    UnplugDiskAnswer, UnplugDiskRequest, Vm, VmChange, VmEvent, VmList, VmMigration, VmName,
-    VmPhase, VsockInput, VsockMessage,
+    ResolveMigrationRequest, SendMigrationInput, SendMigrationMessage, SetLinksRequest,
+    StopRequest, UnplugDiskAnswer, UnplugDiskRequest, Vm, VmChange, VmEvent, VmList, VmMigration,
+    VmName, VmPhase, VsockInput, VsockMessage,
 };
 use podvisor_node_api::{AnswerStream, Node, NodeServer};
 use tokio::net::UnixListener;
@@ -359,6 +359,11 @@ impl Node for StandIn {
         let what = format!("{vcpus} CPUs, {memory} bytes");
         self.change(&vm.expect("a name"), &what, |_| Ok(()))?;
         Ok(ResizeVmAnswer { memory })
+    }
+
+    async fn set_links(&self, request: SetLinksRequest) -> Result<(), Status> {
+        let what = format!("links down: {}", request.down.join(" "));
+        self.change(&request.vm.expect("a name"), &what, |_| Ok(()))
     }
 
     async fn guest_info(&self, vm: VmName) -> Result<GuestInfo, Status> {

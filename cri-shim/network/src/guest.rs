@@ -56,6 +56,9 @@ pub struct Interface {
     /// No neighbour on it answers ARP or NDP; it takes frames with any destination.
     #[serde(default)]
     pub no_arp: bool,
+    /// The card of a guest with an operating system of its own begins without a link.
+    #[serde(default)]
+    pub is_down: bool,
 }
 
 /// A route in the guest.

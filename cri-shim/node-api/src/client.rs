@@ -15,8 +15,9 @@ use crate::messages::{
     AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data, Done,
     DumpMemoryAnswer, DumpMemoryRequest, FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest,
     PortForwardInput, ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest,
-    ResolveMigrationRequest, SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest,
-    VmEvent, VmList, VmName, VmRequest, VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
+    ResolveMigrationRequest, SendMigrationInput, SetLinksRequest, StopRequest, UnplugDiskAnswer,
+    UnplugDiskRequest, VmEvent, VmList, VmName, VmRequest, VmUsageList, VmUsageRequest, VsockInput,
+    WatchVmsRequest,
 };
 use crate::paths;
 
@@ -324,6 +325,17 @@ impl NodeClient {
         request: DumpMemoryRequest,
     ) -> Result<DumpMemoryAnswer, Status> {
         self.unary(paths::DUMP_MEMORY, request).await
+    }
+
+    /// Takes the link from the cards of a VM that are named, as the instance's specification names
+    /// them, and gives all others one. It may be repeated.
+    ///
+    /// # Errors
+    /// The VM does not run, moves, or has no such card.
+    pub async fn set_links(&mut self, vm: VmName, down: Vec<String>) -> Result<(), Status> {
+        let request = SetLinksRequest { vm: Some(vm), down };
+        let Done {} = self.unary(paths::SET_LINKS, request).await?;
+        Ok(())
     }
 
     async fn ready(&mut self) -> Result<(), Status> {

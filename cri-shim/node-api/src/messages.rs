@@ -3,6 +3,7 @@
 
 mod boot;
 mod dump;
+mod links;
 mod migration;
 mod plug;
 mod size;
@@ -13,6 +14,7 @@ use prost::{Enumeration, Message, Oneof};
 
 pub use boot::{BootInfo, BootPhase};
 pub use dump::{DumpMemoryAnswer, DumpMemoryRequest, DumpState};
+pub use links::SetLinksRequest;
 pub use migration::{
     CancelMigrationRequest, MigrationDirection, MigrationState, ReceiveMigrationInput,
     ReceiveMigrationMessage, ReceiveMigrationOpen, ResolveMigrationRequest, SendMigrationInput,

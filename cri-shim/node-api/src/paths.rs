@@ -37,6 +37,7 @@ paths! {
     UNPLUG_DISK = "UnplugDisk";
     RESIZE_VM = "ResizeVm";
     DUMP_MEMORY = "DumpMemory";
+    SET_LINKS = "SetLinks";
 }
 
 #[cfg(test)]

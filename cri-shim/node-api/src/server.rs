@@ -21,8 +21,9 @@ use crate::messages::{
     AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data, Done,
     DumpMemoryAnswer, DumpMemoryRequest, FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest,
     PortForwardInput, ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest,
-    ResolveMigrationRequest, SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest,
-    VmEvent, VmList, VmName, VmRequest, VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
+    ResolveMigrationRequest, SendMigrationInput, SetLinksRequest, StopRequest, UnplugDiskAnswer,
+    UnplugDiskRequest, VmEvent, VmList, VmName, VmRequest, VmUsageList, VmUsageRequest, VsockInput,
+    WatchVmsRequest,
 };
 use crate::paths;
 
@@ -173,6 +174,11 @@ pub trait Node: Send + Sync + 'static {
     async fn dump_memory(&self, _request: DumpMemoryRequest) -> Result<DumpMemoryAnswer, Status> {
         Err(unimplemented("DumpMemory"))
     }
+
+    /// Takes the link from cards of a VM, and gives all others one.
+    async fn set_links(&self, _request: SetLinksRequest) -> Result<(), Status> {
+        Err(unimplemented("SetLinks"))
+    }
 }
 
 fn unimplemented(method: &str) -> Status {
@@ -288,6 +294,7 @@ impl<N: Node> Service<http::Request<Body>> for NodeServer<N> {
                 call,
                 |request| async move { node.unplug_disk(request).await },
             ),
+            paths::SET_LINKS => unary(call, |request| async move { node.set_links(request).await }),
             paths::RESIZE_VM => unary(call, |request| async move { node.resize_vm(request).await }),
             paths::DUMP_MEMORY => unary(
                 call,

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use podvisor_node_api::messages::{
     ConsoleInput, ConsoleMessage, Data, DumpMemoryAnswer, DumpMemoryRequest, DumpState,
     PlugDiskRequest, PortForwardInput, ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest,
-    SendMigrationInput, SendMigrationMessage, SendMigrationOpen, StopRequest, UnplugDiskAnswer,
-    UnplugDiskRequest, Vm, VmChange, VmEvent, VmList, VmName,
+    SendMigrationInput, SendMigrationMessage, SendMigrationOpen, SetLinksRequest, StopRequest,
+    UnplugDiskAnswer, UnplugDiskRequest, Vm, VmChange, VmEvent, VmList, VmName,
 };
 use podvisor_node_api::{AnswerStream, Node, NodeClient, NodeServer};
 use tokio::net::UnixListener;
@@ -149,6 +149,10 @@ impl Node for Noted {
             message: String::new(),
         })
     }
+
+    async fn set_links(&self, request: SetLinksRequest) -> Result<(), Status> {
+        self.note(format!("links down: {}", request.down.join(" ")))
+    }
 }
 
 fn serve(socket: &Path, node: &Arc<Noted>) -> JoinHandle<()> {
@@ -188,6 +192,8 @@ async fn calls_reach_the_node_and_its_words_reach_the_client() {
         (answer.state(), answer.done, answer.total),
         (DumpState::Writing, 3, 4)
     );
+    let down = vec!["a".to_owned(), "b".to_owned()];
+    client.set_links(web(), down).await.unwrap();
     let noted = node.calls.lock().unwrap().clone();
     assert_eq!(
         noted,
@@ -201,6 +207,7 @@ async fn calls_reach_the_node_and_its_words_reach_the_client() {
             "unplug data in 20 s",
             "4 CPUs, 7 bytes",
             "dump to web.memory.dump of keeper",
+            "links down: a b",
         ]
     );
     let refused = client.unpause(web()).await.unwrap_err();

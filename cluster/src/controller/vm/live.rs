@@ -1,4 +1,5 @@
-//! Changes of a template that its instance takes while it runs: more sockets and more memory.
+//! Changes of a template that its instance takes while it runs: more sockets, more memory, and the
+//! links of its cards.
 
 use podvisor_cluster_types::Quantity;
 use serde_json::{Map, Value, json};
@@ -8,6 +9,7 @@ use crate::objects::{MigrationState, Phase, VirtualMachineInstance};
 
 const SOCKETS: &str = "/domain/cpu/sockets";
 const GUEST: &str = "/domain/memory/guest";
+const CARDS: &str = "/domain/devices/interfaces";
 
 /// What a changed template means for the instance that was started with another one.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -60,6 +62,9 @@ pub(super) fn compare(
         }
         Ok(None) => {}
         Err(Restart) => needs_restart = true,
+    }
+    if let Some(cards) = other_links(&template, &vmi.spec) {
+        domain.insert("devices".to_owned(), json!({ "interfaces": cards }));
     }
     let moves = vmi.status.migration_state.as_ref();
     let may_change = vmi.status.phase == Phase::Running
@@ -115,6 +120,44 @@ fn more_memory(template: &Value, started: &Value, vmi: &Value) -> Result<Option<
     }
 }
 
+/// Returns the instance's cards with the links that the template says, if they are others.
+fn other_links(template: &Value, vmi: &Value) -> Option<Value> {
+    let of_template = template.pointer(CARDS)?.as_array()?;
+    let mut cards = vmi.pointer(CARDS)?.clone();
+    let mut is_other = false;
+    for card in cards
+        .as_array_mut()?
+        .iter_mut()
+        .filter_map(Value::as_object_mut)
+    {
+        let wanted = of_template
+            .iter()
+            .find(|one| one.get("name") == card.get("name"));
+        let Some(wanted) = wanted.filter(|wanted| is_link(wanted.get("state"))) else {
+            continue;
+        };
+        if !is_link(card.get("state")) || is_down(wanted.get("state")) == is_down(card.get("state"))
+        {
+            continue;
+        }
+        is_other = true;
+        match wanted.get("state") {
+            Some(state) => card.insert("state".to_owned(), state.clone()),
+            None => card.remove("state"),
+        };
+    }
+    is_other.then_some(cards)
+}
+
+fn is_down(state: Option<&Value>) -> bool {
+    state.and_then(Value::as_str) == Some("down")
+}
+
+/// Whether a card's state is that of a link. A card that comes or goes takes a restart.
+fn is_link(state: Option<&Value>) -> bool {
+    state.is_none_or(|state| ["", "up", "down"].map(Some).contains(&state.as_str()))
+}
+
 /// Returns a specification without what may change while it runs, and without parts that are empty
 /// then.
 fn fixed(spec: &Value) -> Value {
@@ -128,6 +171,14 @@ fn fixed(spec: &Value) -> Value {
         }
         if domain.get(part) == Some(&json!({})) {
             domain.remove(part);
+        }
+    }
+    let cards = spec.pointer_mut(CARDS).and_then(Value::as_array_mut);
+    for card in cards.into_iter().flatten() {
+        if let Some(card) = card.as_object_mut()
+            && is_link(card.get("state"))
+        {
+            card.remove("state");
         }
     }
     spec
@@ -192,6 +243,47 @@ mod tests {
         cores["domain"]["cpu"]["cores"] = json!(2);
         assert!(of(&cores, true).needs_restart);
         assert!(of(&json!({"domain": {}}), true).needs_restart);
+    }
+
+    #[test]
+    fn links_are_live() {
+        let cards = |first: Value, second: Value| {
+            let mut cards = json!([{"name": "a", "bridge": {}}, {"name": "b", "bridge": {}}]);
+            for (index, state) in [first, second].into_iter().enumerate() {
+                if !state.is_null() {
+                    cards[index]["state"] = state;
+                }
+            }
+            json!({"domain": {"devices": {"interfaces": cards}}})
+        };
+        let of = |wanted: &Value, started: &Value, now: &Value| {
+            compare(Some(wanted), started, &vmi(now["domain"].clone()), true)
+        };
+        let (none, down) = (
+            cards(Value::Null, Value::Null),
+            cards(json!("down"), json!("up")),
+        );
+        let live = of(&down, &none, &none);
+        assert_eq!(
+            live.patch,
+            Some(json!({"spec": cards(json!("down"), Value::Null)}))
+        );
+        assert!(!live.needs_restart);
+        assert_eq!(of(&down, &none, &down), Live::default());
+        // A link is what a card has that says nothing.
+        let live = of(&none, &down, &down);
+        assert_eq!(
+            live.patch,
+            Some(json!({"spec": cards(Value::Null, json!("up"))}))
+        );
+        assert!(!live.needs_restart);
+        // A card that comes or goes takes a restart.
+        let absent = cards(json!("absent"), Value::Null);
+        for (wanted, started) in [(&absent, &none), (&none, &absent)] {
+            let live = of(wanted, started, started);
+            assert!(live.needs_restart && live.patch.is_none());
+        }
+        assert!(compare(Some(&down), &none, &vmi(none["domain"].clone()), false).needs_restart);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::decision::{Action, Decision, Observed, set_phase};
 use super::filled;
+use super::links;
 use super::migratable::migratable;
 use super::pod;
 use super::pod_error::PodError;
@@ -354,6 +355,7 @@ fn set_machine(status: &mut VmiStatus, spec: &VmiSpec) {
     for (name, value) in facts {
         status.rest.entry(name).or_insert(value);
     }
+    links::set_at_boot(status, spec);
 }
 
 /// Returns the card on the pod's network.

@@ -11,6 +11,7 @@ mod decision;
 mod evacuate;
 mod filled;
 mod hotplug;
+mod links;
 mod migratable;
 mod pod;
 mod pod_error;
@@ -79,10 +80,15 @@ pub(super) async fn reconcile(
     let vmi = carry_out(&observed, decision, &pods, &context).await?;
     let plugs = hotplug::keep(&vmi, pod.as_deref(), &pods, &context).await?;
     let sizes = size::keep(&vmi, pod.as_deref(), &pods, &context).await?;
+    let links = links::keep(&vmi, &context).await?;
     keep_budget(&observed, &others, &context).await?;
     let evacuation = evacuate::evacuate(&observed, &context).await?;
     Ok(
-        match [plugs, sizes, evacuation].into_iter().flatten().min() {
+        match [plugs, sizes, links, evacuation]
+            .into_iter()
+            .flatten()
+            .min()
+        {
             Some(wait) => controller::Action::requeue(wait),
             None => controller::Action::await_change(),
         },

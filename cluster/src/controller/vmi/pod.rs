@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use podvisor_cluster_types::Quantity;
-use podvisor_cluster_types::vmi::{Probe, ProbeHandler, VmiSpec};
+use podvisor_cluster_types::vmi::{Interface, Probe, ProbeHandler, VmiSpec};
 use ring::digest::SHA1_FOR_LEGACY_USE_ONLY;
 use serde_json::{Map, Value, json};
 
@@ -150,6 +150,7 @@ pub fn pod(
         "imagePullSecrets": volumes.pull_secrets.iter()
             .map(|name| json!({"name": name})).collect::<Vec<_>>(),
     });
+    let metadata = metadata(vmi, &spec);
     let optional = [
         ("subdomain", spec.subdomain.map(Value::from)),
         ("affinity", spec.affinity),
@@ -170,7 +171,7 @@ pub fn pod(
     let pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": metadata(vmi, &spec.networks),
+        "metadata": metadata,
         "spec": pod_spec,
     });
     serde_json::from_value(pod).map_err(|error| PodError::Malformed {
@@ -193,10 +194,7 @@ fn instance_id(name: &str) -> String {
     format!("{beginning}-{hash}")
 }
 
-fn metadata(
-    vmi: &VirtualMachineInstance,
-    networks: &[podvisor_cluster_types::vmi::Network],
-) -> Value {
+fn metadata(vmi: &VirtualMachineInstance, spec: &VmiSpec) -> Value {
     let meta = &vmi.metadata;
     let mut labels = meta.labels.clone().unwrap_or_default();
     let uid = meta.uid.clone().unwrap_or_default();
@@ -210,8 +208,16 @@ fn metadata(
     annotations.retain(|name, _| !NOT_PASSED_ON.iter().any(|start| name.starts_with(start)));
     annotations.insert("kubevirt.io/domain".into(), vmi_name.clone());
     annotations.insert(VMI_ANNOTATION.into(), annotation(vmi).to_string());
-    let attachments: Vec<Value> = networks
+    let cards = &spec.domain.devices.interfaces;
+    let is_absent = |name: &str| {
+        let mut named = cards.iter().filter(|card| card.name == name);
+        named.any(Interface::is_absent)
+    };
+    // The node counts the pod's interfaces in the same way.
+    let attachments: Vec<Value> = spec
+        .networks
         .iter()
+        .filter(|network| !is_absent(&network.name))
         .filter_map(|network| network.multus.as_ref())
         .filter(|multus| multus.default != Some(true))
         .enumerate()
@@ -223,7 +229,8 @@ fn metadata(
             Value::from(attachments).to_string(),
         );
     }
-    let default = networks
+    let default = spec
+        .networks
         .iter()
         .filter_map(|network| network.multus.as_ref())
         .find(|multus| multus.default == Some(true));

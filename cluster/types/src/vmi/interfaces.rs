@@ -13,6 +13,10 @@ use crate::{Causes, ClusterConfig, FieldPath, cause::shown, names::is_port_name}
 /// The address that the pod's end of a masqueraded card has.
 const RESERVED_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0];
 
+/// States of a card.
+const ABSENT: &str = "absent";
+const DOWN: &str = "down";
+
 const MAX_PORT_RANGES: usize = 10;
 
 /// More ports than this in a list are a mistake, and slow to check.
@@ -199,6 +203,20 @@ fn validate_binding(
     }
 }
 
+impl Interface {
+    /// The guest does not have it.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.state.as_deref() == Some(ABSENT)
+    }
+
+    /// The guest's driver is told that it has no link.
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        self.state.as_deref() == Some(DOWN)
+    }
+}
+
 fn validate_card(interface: &Interface, is_default: bool, path: &FieldPath, causes: &mut Causes) {
     if let Some(text) = interface
         .mac_address
@@ -225,11 +243,11 @@ fn validate_card(interface: &Interface, is_default: bool, path: &FieldPath, caus
     }
     if let Some(state) = interface.state.as_deref().filter(|state| !state.is_empty()) {
         let path = path.child("state");
-        causes.one_of(&path, state, &["up", "down", "absent"]);
-        if state == "absent" && interface.bridge.is_none() {
+        causes.one_of(&path, state, &["up", DOWN, ABSENT]);
+        if interface.is_absent() && interface.bridge.is_none() {
             causes.invalid(&path, "can be absent only for a bridge");
         }
-        if state == "absent" && is_default {
+        if interface.is_absent() && is_default {
             causes.invalid(&path, "cannot be absent for the default network");
         }
     }

@@ -323,6 +323,7 @@ mod tests {
             mtu: 1450,
             addresses: addresses.iter().map(|one| (*one).to_owned()).collect(),
             no_arp: false,
+            is_down: false,
         };
         let route = |to: &str, by: Option<&str>, interface: &str| Route {
             destination: to.to_owned(),

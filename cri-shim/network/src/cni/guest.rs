@@ -24,6 +24,7 @@ impl Attachment {
                 mtu: nic.mtu,
                 addresses: nic.addresses.iter().map(ToString::to_string).collect(),
                 no_arp: nic.no_arp,
+                is_down: false,
             });
         }
         let routes = self.routes.into_iter().map(|route| Route {

@@ -50,5 +50,6 @@ pub use join::Attachment;
 pub use networks::{Cni, Prepared, find};
 pub use options::{CniOptions, PLUGIN_DIRS, PUBLIC_NETNS_DIR};
 pub use pod::{Capabilities, INTERFACE, PodIdentity, PortMapping, port_mappings};
+pub use podvisor_dhcp::Ipv4Option;
 pub use prefix::Prefix;
 pub use result::{Dns, Endpoint};

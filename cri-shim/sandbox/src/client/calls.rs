@@ -179,6 +179,20 @@ impl SandboxClient {
         self.done(call, Vec::new()).await
     }
 
+    /// Takes the link from the cards of these interfaces of the sandbox's network, and gives all
+    /// others of a guest with an operating system of its own one. The guest's drivers are told, and
+    /// its next machines begin with the same links.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`]: there is no such interface, or the guest does not run, or moves.
+    pub async fn set_links(&self, id: &str, down: Vec<String>) -> Result<(), SandboxError> {
+        let call = Call::SetLinks {
+            id: id.to_owned(),
+            down,
+        };
+        self.done(call, Vec::new()).await
+    }
+
     /// Starts a container's process.
     ///
     /// # Errors

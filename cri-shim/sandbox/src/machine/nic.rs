@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use podvisor_network::guest::NicKind;
-use podvisor_vmm::{MacAddress, NetDevice, NetDeviceError};
+use podvisor_vmm::{LinkState, MacAddress, NetDevice, NetDeviceError};
 
 /// A network card.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub struct Nic {
     pub mac: [u8; 6],
     /// Largest packet in bytes.
     pub mtu: u16,
+    /// Whether it has a link.
+    pub link: LinkState,
 }
 
 impl Nic {
@@ -25,6 +27,7 @@ impl Nic {
             NicKind::Tap => NetDevice::tap(self.fd),
             NicKind::Stream => NetDevice::stream(self.fd),
         };
-        Ok(device?.mac(MacAddress(self.mac)).mtu(self.mtu))
+        let device = device?.mac(MacAddress(self.mac)).mtu(self.mtu);
+        Ok(device.link(self.link))
     }
 }

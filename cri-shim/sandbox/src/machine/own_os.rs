@@ -7,11 +7,12 @@ use std::fs::File;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use podvisor_network::guest::NicKind;
 use podvisor_vmm::{
-    Firmware, FsProcess, Initramfs, Kernel, KvmDevice, MemorySize, PageMap, PortsDevice,
+    Firmware, FsProcess, Initramfs, Kernel, KvmDevice, LinkState, MemorySize, PageMap, PortsDevice,
     RestoreBuilder, Smbios, Snapshot, Transport, Vm, VmBuilder, VsockDevice,
 };
 use serde::{Deserialize, Serialize};
@@ -152,6 +153,8 @@ pub struct MachineIdentity {
 /// A network card of a machine.
 #[derive(Debug)]
 pub struct MachineNic {
+    /// The name of its interface in the sandbox's network, such as `eth0`.
+    pub name: String,
     /// The kind of its backend.
     pub kind: NicKind,
     /// The backend's open descriptor.
@@ -162,6 +165,17 @@ pub struct MachineNic {
     pub mtu: u16,
     /// The guest's addresses.
     pub addresses: Vec<IpAddr>,
+    /// It has no link, in the next machine either.
+    pub is_down: AtomicBool,
+}
+
+impl MachineNic {
+    fn link(&self) -> LinkState {
+        match self.is_down.load(Ordering::Relaxed) {
+            true => LinkState::Down,
+            false => LinkState::Up,
+        }
+    }
 }
 
 impl MachinePlan {
@@ -341,6 +355,7 @@ impl MachinePlan {
                 fd: nic.fd.try_clone().map_err(MachineError::Duplicate)?,
                 mac: nic.mac,
                 mtu: nic.mtu,
+                link: nic.link(),
             };
             builder = builder.net(nic.device()?);
         }

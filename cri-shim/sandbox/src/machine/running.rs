@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podvisor_vmm::{
-    BlockHandle, DumpProgress, FsDevice, HandleError, MemorySize, PortsHandle, State, Vm,
-    VsockHandle, WorkingSet,
+    BlockHandle, DumpProgress, FsDevice, HandleError, LinkState, MemorySize, PortsHandle, State,
+    Vm, VsockHandle, WorkingSet,
 };
 use tokio::sync::watch;
 use tracing::debug;
@@ -218,6 +218,12 @@ impl Machine {
     /// Has the guest see how large the disk of this device is now.
     pub(crate) fn look_at_disk(&self, device: &str) -> Result<(), MachineError> {
         Ok(self.vm.block(device)?.resize()?)
+    }
+
+    /// Gives the card at this place in the order of cards a link, or takes it away; the guest's
+    /// driver is told.
+    pub(crate) fn set_link(&self, card: usize, link: LinkState) -> Result<(), MachineError> {
+        Ok(self.vm.net(&format!("net{card}"))?.set_link(link)?)
     }
 
     /// Whether a thread of the machine, which has ended, was left behind in a request of the guest:

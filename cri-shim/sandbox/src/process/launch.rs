@@ -8,6 +8,7 @@ use std::os::unix::net::UnixListener as StdUnixListener;
 use std::sync::Arc;
 
 use podvisor_agent_protocol::SHARED_DIR;
+use podvisor_vmm::LinkState;
 use tokio::net::UnixListener;
 use tracing::info;
 
@@ -284,6 +285,7 @@ fn config(launch: &LaunchHeader, devices: &DeviceFiles, boot: Boot) -> io::Resul
             fd: fd.try_clone()?,
             mac: nic.mac,
             mtu: nic.mtu,
+            link: LinkState::Up,
         })
     });
     let shared_dir = devices.share.as_ref().map(|share| {

@@ -187,6 +187,7 @@ impl Service {
             | Call::DumpMemory { .. }
             | Call::Dump { .. }
             | Call::GrowDisk { .. }
+            | Call::SetLinks { .. }
             | Call::PlugDisk { .. }
             | Call::UnplugDisk { .. }
             | Call::SendMachine { .. }

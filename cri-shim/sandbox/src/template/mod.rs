@@ -28,6 +28,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use podvisor_network::tap::{TUN, taps_apart};
+use podvisor_vmm::LinkState;
 use tracing::{debug, warn};
 
 pub use clean::remove_abandoned_templates;
@@ -277,6 +278,7 @@ impl HostEnds {
                 fd: fd.try_clone()?,
                 mac,
                 mtu: mtu(shape.nic_kind),
+                link: LinkState::Up,
             })
         };
         let nics: io::Result<_> = self.nics.iter().zip(macs()).map(nic).collect();

@@ -133,6 +133,7 @@ fn guest(shape: &Shape) -> GuestConfig {
         },
         addresses: vec![format!("192.0.2.{}/24", card + 2)],
         no_arp: false,
+        is_down: false,
     };
     let cards = (0..shape.nics).zip(macs());
     let route = Route {

@@ -168,6 +168,12 @@ pub(crate) enum Call {
     SetCpus {
         count: u8,
     },
+    /// Only for a guest with an operating system of its own. The cards of these interfaces have no
+    /// link from then on, all others have one.
+    SetLinks {
+        id: String,
+        down: Vec<String>,
+    },
     PortForward {
         port: u16,
     },
@@ -320,6 +326,7 @@ impl Call {
             Self::Grow { .. } => "change the guest's memory",
             Self::AwaitPressure => "wait for memory pressure",
             Self::SetCpus { .. } => "change the guest's CPUs",
+            Self::SetLinks { .. } => "change the links of the machine's cards",
             Self::PortForward { .. } => "forward a port",
             Self::Vsock { .. } => "connect to a vsock port",
             Self::GuestAgent { .. } => "ask the guest's agent",

@@ -132,6 +132,7 @@ pub(super) async fn start(ports: &[Port]) -> anyhow::Result<(Vec<NicConfig>, Gue
             mtu: STREAM_MTU,
             addresses: prefix().iter().map(ToString::to_string).collect(),
             no_arp: false,
+            is_down: false,
         }],
         routes: vec![Route {
             destination: "0.0.0.0/0".to_owned(),

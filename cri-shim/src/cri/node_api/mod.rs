@@ -14,6 +14,7 @@
 //! | `migrate` | VMs that move to another node, and come from one |
 //! | `plug` | disks that come and go while a VM runs |
 //! | `dump` | dumps of a VM's memory |
+//! | `links` | links of cards that come and go |
 //! | `size` | CPUs and memory that come while a VM runs |
 //! | `forward` | connections to ports, and by vsock |
 //!
@@ -25,6 +26,7 @@ mod console;
 mod control;
 mod dump;
 mod forward;
+mod links;
 mod migrate;
 mod pipe;
 mod plug;
@@ -42,8 +44,8 @@ use podvisor_node_api::messages::{
     AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data,
     DumpMemoryAnswer, DumpMemoryRequest, FreezeRequest, GuestInfo, PlugDiskRequest,
     PortForwardInput, ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest,
-    ResolveMigrationRequest, SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest,
-    VmEvent, VmList, VmName, VmUsageList, VsockInput,
+    ResolveMigrationRequest, SendMigrationInput, SetLinksRequest, StopRequest, UnplugDiskAnswer,
+    UnplugDiskRequest, VmEvent, VmList, VmName, VmUsageList, VsockInput,
 };
 use podvisor_node_api::{AnswerStream, Node as NodeApi};
 use tokio::time::timeout;
@@ -159,6 +161,10 @@ impl NodeApi for VmCalls {
 
     async fn unplug_disk(&self, request: UnplugDiskRequest) -> Result<UnplugDiskAnswer, Status> {
         self.0.unplug_disk_of_vm(request).await
+    }
+
+    async fn set_links(&self, request: SetLinksRequest) -> Result<(), Status> {
+        self.0.set_links_of_vm(request).await
     }
 
     async fn resize_vm(&self, request: ResizeVmRequest) -> Result<ResizeVmAnswer, Status> {

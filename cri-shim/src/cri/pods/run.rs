@@ -186,7 +186,7 @@ impl Node {
             let begun = launch::begin(&self.cni, &identity, capabilities, prepared, machine);
             let mut begun = begun.await?;
             if is_vm {
-                vm::set_macs(&config.annotations, &mut begun.network)?;
+                vm::set_cards(&config.annotations, &mut begun.network)?;
             }
             // A kubelet would take such a pod for one whose network is gone, and make it anew for
             // ever.

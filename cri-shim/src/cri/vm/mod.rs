@@ -45,5 +45,5 @@ pub(super) use attachment::{Attachment, is_attachment};
 pub(super) use dump_files::DumpDirectory;
 pub(super) use name::name_of;
 pub(super) use network::card_form;
-pub(super) use pod::{is_vm, may_share, set_macs, size};
+pub(super) use pod::{interfaces_of, is_vm, may_share, set_cards, size};
 pub(super) use ports::{Way, connect};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use podvisor_cri_messages::PodSandboxConfig;
-use podvisor_network::cni::CardForm;
+use podvisor_network::cni::{CardForm, Ipv4Option};
 use podvisor_network::guest::GuestNetwork;
 use sha2::{Digest as _, Sha256};
 
@@ -105,21 +105,53 @@ pub(in crate::cri) fn may_share(annotations: &HashMap<String, String>) -> Result
     Ok(machine.is_none_or(|machine| !machine.shares.is_empty()))
 }
 
-/// Gives the cards of a pod's machine the hardware addresses that its object says.
-pub(in crate::cri) fn set_macs(
+/// Gives the cards of a pod's machine the hardware addresses and the links that its object says.
+pub(in crate::cri) fn set_cards(
     annotations: &HashMap<String, String>,
     network: &mut GuestNetwork,
 ) -> Result<()> {
     let machine = VmiMachine::of_annotations(annotations)?;
-    let macs = machine.map(|machine| machine.macs).unwrap_or_default();
+    let cards = machine.map(|machine| machine.cards).unwrap_or_default();
     let own = own_mac(annotations)?;
     for (index, interface) in network.interfaces.iter_mut().enumerate() {
         let own = own.filter(|_| index == 0);
-        if let Some(mac) = macs.get(&interface.name).copied().or(own) {
+        let card = cards.get(&interface.name);
+        if let Some(mac) = card.and_then(|card| card.mac).or(own) {
             interface.mac = mac;
         }
+        interface.is_down = card.is_some_and(|card| card.is_down);
     }
     Ok(())
+}
+
+/// Returns what else a pod's object has DHCP say on one of the pod's interfaces.
+pub(in crate::cri) fn dhcp_options(
+    annotations: &HashMap<String, String>,
+    interface: &str,
+) -> Result<Vec<Ipv4Option>> {
+    let machine = VmiMachine::of_annotations(annotations)?;
+    let card = machine.and_then(|mut machine| machine.cards.remove(interface));
+    Ok(card.map(|card| card.dhcp).unwrap_or_default())
+}
+
+/// Returns the names of the pod's interfaces for those of cards in its object, which are the same
+/// without one.
+///
+/// # Errors
+/// The first name that no card has.
+pub(in crate::cri) fn interfaces_of(
+    annotations: &HashMap<String, String>,
+    names: Vec<String>,
+) -> Result<Result<Vec<String>, String>> {
+    let Some(machine) = VmiMachine::of_annotations(annotations)? else {
+        return Ok(Ok(names));
+    };
+    let interface = |name: String| {
+        let mut cards = machine.cards.iter();
+        let found = cards.find(|(_, card)| card.name == name);
+        found.map(|(interface, _)| interface.clone()).ok_or(name)
+    };
+    Ok(names.into_iter().map(interface).collect())
 }
 
 /// Returns the hardware address of a masqueraded card that nobody has given one: the same wherever

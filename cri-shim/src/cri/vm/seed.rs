@@ -249,6 +249,7 @@ mod tests {
                 mtu: 1400,
                 addresses: vec!["10.1.0.5/24".to_owned()],
                 no_arp: false,
+                is_down: false,
             }],
             routes: vec![Route {
                 destination: "0.0.0.0/0".to_owned(),

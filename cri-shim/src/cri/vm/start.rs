@@ -14,6 +14,7 @@ use tracing::{info, warn};
 
 use super::create::dns_of;
 use super::images;
+use super::pod::dhcp_options;
 use crate::blocking::apart;
 use crate::cri::config::{VM_HANDLER, VmSettings};
 use crate::cri::error::{CriError, Result};
@@ -141,7 +142,15 @@ impl Node {
             host_name: resolver::hostname(&pod.config)?,
             dns: dns_of(&dns, self.cni.dns(&pod.id)?),
         };
-        Ok(self.cni.dhcp(&pod.id, network, &names)?)
+        let mut servers = self.cni.dhcp(&pod.id, network, &names)?;
+        for server in &mut servers {
+            let mac = server.config.client.0;
+            let interface = network.interfaces.iter().find(|one| one.mac == mac);
+            if let Some(interface) = interface {
+                server.config.others = dhcp_options(&pod.config.annotations, &interface.name)?;
+            }
+        }
+        Ok(servers)
     }
 }
 

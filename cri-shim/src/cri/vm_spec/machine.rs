@@ -1,10 +1,12 @@
 //! The machine that an object describes: a pure function of it.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 use podvisor_cloud_init::Form;
-use podvisor_cluster_types::vmi::{Cpu, Firmware, KernelBoot, VmiSpec};
+use podvisor_cluster_types::vmi::{Cpu, DhcpOptions, Firmware, KernelBoot, VmiSpec};
 use podvisor_cluster_types::{ClusterConfig, ClusterDefaults, FieldPath, Quantity};
+use podvisor_network::cni::Ipv4Option;
 use podvisor_sandbox::machine::{GROWTH_UNIT, MachineIdentity};
 
 use super::annotations::parse_uuid;
@@ -28,6 +30,10 @@ pub(super) const SPEC: &str = "spec";
 
 /// The name of the pod's first interface, which is that of its own network.
 const FIRST_INTERFACE: &str = "eth0";
+
+/// States of a card.
+const ABSENT: &str = "absent";
+const DOWN: &str = "down";
 
 /// A machine, as its object describes it.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,12 +62,25 @@ pub(in crate::cri) struct VmiMachine {
     pub(in crate::cri) boot: VmiBoot,
     /// What starts the system on its disks.
     pub(in crate::cri) booter: Booter,
-    /// Hardware addresses that are given, by the names of the pod's interfaces.
-    pub(in crate::cri) macs: BTreeMap<String, [u8; 6]>,
+    /// Its cards, by the names of the pod's interfaces.
+    pub(in crate::cri) cards: BTreeMap<String, VmiCard>,
     /// It is paused as soon as it runs.
     pub(in crate::cri) starts_paused: bool,
     /// A guest that reboots has ended.
     pub(in crate::cri) ends_at_reboot: bool,
+}
+
+/// A network card of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::cri) struct VmiCard {
+    /// Its name in the object.
+    pub(in crate::cri) name: String,
+    /// Its hardware address, if one is given.
+    pub(in crate::cri) mac: Option<[u8; 6]>,
+    /// It begins without a link.
+    pub(in crate::cri) is_down: bool,
+    /// What else DHCP tells the guest on it.
+    pub(in crate::cri) dhcp: Vec<Ipv4Option>,
 }
 
 /// A disk of a machine.
@@ -181,7 +200,7 @@ impl VmiMachine {
             booter: reader.booter(),
             shares: reader.shares(),
             disks,
-            macs: reader.macs(),
+            cards: reader.cards(),
             ends_at_reboot: reader.spec.domain.reboot_policy.as_deref() == Some("Terminate"),
             starts_paused: reader.spec.start_strategy.as_deref() == Some("Paused"),
         };
@@ -349,11 +368,19 @@ impl Reader {
     }
 
     /// The pod's interfaces are `eth0` for its own network, and `net1`, `net2` … for the others
-    /// (Multus).
-    fn macs(&mut self) -> BTreeMap<String, [u8; 6]> {
+    /// (Multus), without those whose cards are absent.
+    fn cards(&mut self) -> BTreeMap<String, VmiCard> {
+        let interfaces = self.spec.domain.devices.interfaces.clone();
+        let is_absent = |name: &str| {
+            let mut named = interfaces.iter().filter(|interface| interface.name == name);
+            named.any(|interface| interface.state.as_deref() == Some(ABSENT))
+        };
         let mut names = BTreeMap::new();
         let mut others = 0;
         for network in &self.spec.networks {
+            if is_absent(&network.name) {
+                continue;
+            }
             let multus = network.multus.as_ref();
             let is_other = multus.is_some_and(|multus| multus.default != Some(true));
             let name = match is_other {
@@ -365,26 +392,27 @@ impl Reader {
             };
             names.insert(network.name.clone(), name);
         }
-        let mut macs = BTreeMap::new();
-        let interfaces = self.spec.domain.devices.interfaces.clone();
+        let mut cards = BTreeMap::new();
         for (index, interface) in interfaces.iter().enumerate() {
             let given = interface.mac_address.as_deref();
-            let Some(text) = given.filter(|text| !text.is_empty()) else {
+            let given = given.filter(|text| !text.is_empty());
+            let mac = given.and_then(parse_mac);
+            if given.is_some() && mac.is_none() {
+                let path = format!("domain.devices.interfaces[{index}].macAddress");
+                self.wrong(&path, "is not the address of one card: write 02:…");
+            }
+            let Some(name) = names.get(&interface.name) else {
                 continue;
             };
-            let name = names.get(&interface.name);
-            match (parse_mac(text), name) {
-                (Some(mac), Some(name)) => {
-                    macs.insert(name.clone(), mac);
-                }
-                (None, _) => {
-                    let path = format!("domain.devices.interfaces[{index}].macAddress");
-                    self.wrong(&path, "is not the address of one card: write 02:…");
-                }
-                (Some(_), None) => {}
-            }
+            let card = VmiCard {
+                name: interface.name.clone(),
+                mac,
+                is_down: interface.state.as_deref() == Some(DOWN),
+                dhcp: dhcp_options(interface.dhcp_options.as_ref()),
+            };
+            cards.insert(name.clone(), card);
         }
-        macs
+        cards
     }
 }
 
@@ -395,6 +423,30 @@ impl VmiDisk {
             DiskSource::Image | DiskSource::ImageVolume | DiskSource::Claim | DiskSource::Ephemeral
         )
     }
+}
+
+/// Reads what DHCP is to say; the cluster has refused what it cannot.
+fn dhcp_options(options: Option<&DhcpOptions>) -> Vec<Ipv4Option> {
+    let Some(options) = options else {
+        return Vec::new();
+    };
+    let servers = options.ntp_servers.iter();
+    let servers = servers.filter_map(|server| server.parse::<Ipv4Addr>().ok());
+    let servers: Vec<u8> = servers.flat_map(|server| server.octets()).collect();
+    let text = |text: &Option<String>| text.clone().unwrap_or_default().into_bytes();
+    let mut found = vec![
+        (Ipv4Option::TIME_SERVERS, servers),
+        (Ipv4Option::BOOT_SERVER, text(&options.tftp_server_name)),
+        (Ipv4Option::BOOT_FILE, text(&options.boot_file_name)),
+    ];
+    for private in &options.private_options {
+        if let Ok(code) = u8::try_from(private.option) {
+            found.push((code, private.value.clone().into_bytes()));
+        }
+    }
+    found.retain(|(_, value)| !value.is_empty());
+    let option = |(code, value)| Ipv4Option { code, value };
+    found.into_iter().map(option).collect()
 }
 
 /// Reads a hardware address of one card, with colons or hyphens.

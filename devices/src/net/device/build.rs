@@ -58,6 +58,13 @@ impl NetDevice {
         Self::tap(tap)?.served_by(vhost)
     }
 
+    /// Sets what the driver finds when it starts: a link unless this says [`LinkState::Down`].
+    #[must_use]
+    pub fn link(mut self, link: LinkState) -> Self {
+        self.set_link(link);
+        self
+    }
+
     /// Makes `vhost` serve the only pair, of drivers that suit it.
     pub(in crate::net) fn served_by(mut self, vhost: Vhost) -> Result<Self, NetDeviceError> {
         self.events.watch_vhost(&vhost)?;

@@ -19,6 +19,7 @@
 //! | `disks` | disks that grow, and their locks after the last machine |
 //! | `plug` | disks that come and go while the guest runs |
 //! | `size` | CPUs and memory that come while the guest runs |
+//! | `links` | links of its cards that come and go |
 //! | `dhcp` | the servers that tell the guest its addresses |
 //! | `migrations`, `migration`, `arrival`, `connection` | machines that move to other hosts, and come from them |
 //! | `vm` | one container's machine, and those that follow its reboots |
@@ -41,6 +42,7 @@ mod dump;
 mod dumps;
 mod files;
 mod guest_agent;
+mod links;
 mod migration;
 mod migrations;
 mod outcome;

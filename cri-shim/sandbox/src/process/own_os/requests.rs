@@ -149,6 +149,10 @@ pub(in super::super) async fn answer(
             system.grow_disk(&vm, serial, bytes).await?;
         }
         Call::SetCpus { count } => system.set_cpus(count).await?,
+        Call::SetLinks { id, down } => {
+            let vm = system.vm_that_runs(&id)?;
+            system.set_links(&vm, down).await?;
+        }
         Call::Grow { bytes, patience_ms } => {
             let patience = Duration::from_millis(patience_ms);
             return Ok(Answer::Grown(system.grow(bytes, patience).await?));

@@ -271,11 +271,13 @@ impl OwnOs {
         for (index, (header, fd)) in self.nics.iter().enumerate() {
             let interface = self.network.interfaces.get(index);
             nics.push(MachineNic {
+                name: interface.map_or_else(String::new, |interface| interface.name.clone()),
                 kind: header.kind,
                 fd: fd.try_clone().map_err(MachineError::Duplicate)?,
                 mac: interface.map_or(header.mac, |interface| interface.mac),
                 mtu: interface.map_or(header.mtu, |interface| interface.mtu),
                 addresses: interface.map_or_else(Vec::new, addresses_of),
+                is_down: interface.is_some_and(|interface| interface.is_down).into(),
             });
         }
         let plan = MachinePlan {
