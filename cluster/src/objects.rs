@@ -30,6 +30,10 @@ pub const VMI_ANNOTATION: &str = "podvisor.io/vmi";
 /// Annotation of a pod that keeps a claim on a VM's node: for whom, and which.
 pub const ATTACHMENT_ANNOTATION: &str = "podvisor.io/attachment";
 
+/// Annotation of a claim to which memory was dumped: the name of the last dump, or that there is
+/// none.
+pub const MEMORY_DUMP_ANNOTATION: &str = "kubevirt.io/memory-dump";
+
 /// Readiness gate of pods: the condition is False while the VM is paused, so that no service sends
 /// it anything.
 pub const UNPAUSED_GATE: &str = "kubevirt.io/virtual-machine-unpaused";

@@ -1,13 +1,15 @@
-//! Subresources of a VirtualMachine: start, stop, restart, migrate; and its volumes.
+//! Subresources of a VirtualMachine: start, stop, restart, migrate; its volumes, and dumps of its
+//! memory.
 //!
 //! What a request does to the object is decided by [`decide`], a function of the VM, its VMI and
 //! the request; this file reads the objects and carries the decision out. A VM that changed in
 //! between is a conflict, not an error of ours.
 
 mod decide;
+mod dump;
 pub(super) mod volumes;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{
     Api, Client,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
@@ -74,7 +76,7 @@ pub(super) async fn update(
 ) -> Result<Answer, Failure> {
     match target.subresource {
         "addvolume" | "removevolume" => return change_volumes(client, target, body).await,
-        "memorydump" | "removememorydump" => return Err(no_memory_dump()),
+        "memorydump" | "removememorydump" => return change_dump(client, target, body).await,
         _ => {}
     }
     let verb = Verb::parse(target.subresource)
@@ -203,8 +205,55 @@ pub(super) async fn patch_at(
     }
 }
 
-fn no_memory_dump() -> Failure {
-    Failure::bad_request("podvisor writes no dumps of memory to claims")
+/// Asks for a dump of a VM's memory, or that its claim leaves the VM.
+async fn change_dump(client: &Client, target: &Target<'_>, body: &[u8]) -> Result<Answer, Failure> {
+    let failed = |error: kube::Error| Failure::of_api_server(&error);
+    let request = dump::Request::read(target.subresource == "memorydump", body)?;
+    for _ in 0..ATTEMPTS {
+        let (vm, vmi) = find(client, target).await?;
+        let status: VmStatus = part(&vm, "status");
+        let asked = dump::claim(&request, &status)?;
+        let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), target.namespace);
+        let claim = match &asked {
+            Some(name) => claims.get_opt(name).await.map_err(failed)?,
+            None => None,
+        };
+        let machine = vmi.as_ref().map(|vmi| dump::Machine {
+            spec: part(vmi, "spec"),
+            status: part(vmi, "status"),
+        });
+        let patch = dump::decide(
+            &request,
+            target.name,
+            &status,
+            machine.as_ref(),
+            claim.as_ref(),
+        )?;
+        if patch_status_at(client, &vm, patch).await? {
+            return Ok(https::accepted());
+        }
+    }
+    Err(busy())
+}
+
+/// Patches the status of a VM as it was read, and of no other; `false` if it has changed meanwhile.
+async fn patch_status_at(
+    client: &Client,
+    vm: &DynamicObject,
+    mut patch: Value,
+) -> Result<bool, Failure> {
+    let meta = &vm.metadata;
+    patch["metadata"] = json!({ "resourceVersion": meta.resource_version });
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    let name = meta.name.as_deref().unwrap_or_default();
+    let patched = api(client, namespace, "VirtualMachine")
+        .patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
+        .await;
+    match patched {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Err(error) => Err(Failure::of_api_server(&error)),
+    }
 }
 
 async fn carry_out(

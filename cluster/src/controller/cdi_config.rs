@@ -38,15 +38,19 @@ pub(super) async fn keep(client: Client) {
 }
 
 async fn reconcile(api: &Api<DynamicObject>) -> Result<(), kube::Error> {
-    let Some(object) = api.get_opt(NAME).await? else {
-        let gvk = GroupVersionKind::gvk(GROUP, VERSION, "CDIConfig");
-        let object = DynamicObject::new(NAME, &ApiResource::from_gvk(&gvk));
-        let object = object.data(json!({ "spec": {} }));
-        return match api.create(&PostParams::default(), &object).await {
-            // Another replica has made it.
-            Err(kube::Error::Api(refused)) if refused.code == 409 => Ok(()),
-            made => made.map(drop),
-        };
+    let object = match api.get_opt(NAME).await? {
+        Some(object) => object,
+        None => {
+            let gvk = GroupVersionKind::gvk(GROUP, VERSION, "CDIConfig");
+            let object = DynamicObject::new(NAME, &ApiResource::from_gvk(&gvk));
+            let object = object.data(json!({ "spec": {} }));
+            match api.create(&PostParams::default(), &object).await {
+                // Another replica has made it.
+                Err(kube::Error::Api(refused)) if refused.code == 409 => return Ok(()),
+                // Clients that make claims read its status, and do not wait for it.
+                made => made?,
+            }
+        }
     };
     let status = status(&object.data["spec"]);
     let observed = &object.data["status"];

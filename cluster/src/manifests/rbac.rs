@@ -272,7 +272,7 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&[GROUP], &["virtualmachineinstances/status"], &["patch"]),
             rule(&[instancetype::GROUP], &INSTANCETYPES, &["get"]),
             rule(&[""], &["pods"], &["list", "delete"]),
-            // Whether a claim waits for an upload.
+            // Whether a claim waits for an upload, or has room for a dump.
             rule(&[""], &["persistentvolumeclaims"], &["get"]),
             // Where a node is reached, and by what it is known.
             rule(&[""], &["nodes"], &["get"]),

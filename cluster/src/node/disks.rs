@@ -1,10 +1,11 @@
-//! Disks that come and go while a VM runs: `/v1/NAMESPACE/NAME/UID/disks/…`, for the
-//! controller.
+//! Disks that come and go while a VM runs, and dumps of its memory:
+//! `/v1/NAMESPACE/NAME/UID/disks/…`, for the controller.
 //!
 //! | path | verb | does |
 //! | --- | --- | --- |
 //! | `plug` | PUT | plugs the claim of a pod in |
 //! | `unplug` | PUT | takes the disk from the guest |
+//! | `dump` | PUT | dumps the guest's memory to the claim of a pod, or says how far that is |
 
 use http::{Method, Request, StatusCode};
 use hyper::body::Incoming;
@@ -17,7 +18,7 @@ use super::{
     machines::Machines,
 };
 use crate::{
-    contact::disks::{PlugRequest, UnplugAnswer, UnplugRequest},
+    contact::disks::{DumpRequest, PlugRequest, UnplugAnswer, UnplugRequest},
     https::{self, Answer},
     status::Failure,
 };
@@ -33,6 +34,7 @@ pub(super) struct Asked {
 enum What {
     Plug,
     Unplug,
+    Dump,
 }
 
 impl Asked {
@@ -48,6 +50,7 @@ impl Asked {
         let what = match (method, what) {
             (&Method::PUT, "plug") => What::Plug,
             (&Method::PUT, "unplug") => What::Unplug,
+            (&Method::PUT, "dump") => What::Dump,
             _ => return None,
         };
         Some(Self {
@@ -82,6 +85,12 @@ pub(super) async fn answer(
             let answer = UnplugAnswer { is_forced };
             Ok(https::json(StatusCode::OK, &json!(answer)))
         }
+        What::Dump => {
+            let with: DumpRequest = read(&body)?;
+            let answer = limited(machines.dump(&vm, with)).await;
+            let answer = answer.map_err(|refusal| failure(&refusal))?;
+            Ok(https::json(StatusCode::OK, &json!(answer)))
+        }
     }
 }
 
@@ -100,6 +109,8 @@ mod tests {
         let asked = read(Method::PUT, "/v1/a/b/c/disks/plug").unwrap();
         assert_eq!(asked.vm, VmName::new("a", "b", "c"));
         assert_eq!(asked.what, What::Plug);
+        let asked = read(Method::PUT, "/v1/a/b/c/disks/dump").unwrap();
+        assert_eq!(asked.what, What::Dump);
         for path in [
             "/v1/a/b/c/disks",
             "/v1/a/b/c/disks/",

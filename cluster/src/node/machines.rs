@@ -11,14 +11,17 @@ use futures_util::{
 use podvisor_node_api::{
     NodeClient,
     messages::{
-        ConsoleInput, ConsoleMessage, Data, GuestInfo, PortForwardInput, PortForwardMessage,
-        PortForwardOpen, PortProtocol, ReceiveMigrationInput, ReceiveMigrationMessage,
-        ReceiveMigrationOpen, SendMigrationInput, SendMigrationMessage, SendMigrationOpen,
-        VmChange, VmMigration, VmName, VmPhase, VmUsage, VsockInput, VsockMessage, VsockOpen,
+        ConsoleInput, ConsoleMessage, Data, DumpMemoryRequest, DumpState as Dumped, GuestInfo,
+        PortForwardInput, PortForwardMessage, PortForwardOpen, PortProtocol, ReceiveMigrationInput,
+        ReceiveMigrationMessage, ReceiveMigrationOpen, SendMigrationInput, SendMigrationMessage,
+        SendMigrationOpen, VmChange, VmMigration, VmName, VmPhase, VmUsage, VsockInput,
+        VsockMessage, VsockOpen,
     },
 };
 use tokio::sync::mpsc;
 use tonic::{Code, Status, Streaming};
+
+use crate::contact::disks::{DumpAnswer, DumpRequest, DumpState};
 
 /// Messages of a client that wait for the guest.
 const QUEUE: usize = 16;
@@ -256,6 +259,30 @@ impl Machines {
         let mut client = self.0.clone();
         let unplugged = client.unplug_disk(vm.clone(), serial, limit_seconds).await;
         unplugged.map_err(Refusal::from)
+    }
+
+    /// Dumps a VM's memory to the claim that a pod keeps, or says how far that is.
+    pub(super) async fn dump(&self, vm: &VmName, with: DumpRequest) -> Result<DumpAnswer, Refusal> {
+        let mut client = self.0.clone();
+        let request = DumpMemoryRequest {
+            vm: Some(vm.clone()),
+            pod_uid: with.pod_uid,
+            file: with.file,
+            limit_seconds: 0,
+        };
+        let answer = client.dump_memory(request).await?;
+        let state = match answer.state() {
+            Dumped::Done => DumpState::Done,
+            Dumped::Failed => DumpState::Failed,
+            // Of a state that only a newer node knows the next answer says more.
+            Dumped::Writing | Dumped::Unknown => DumpState::Writing,
+        };
+        Ok(DumpAnswer {
+            state,
+            done: answer.done,
+            total: answer.total,
+            message: answer.message,
+        })
     }
 
     /// Gives a VM CPUs and memory, 0 for what stays as it is; returns the memory of its guest.

@@ -6,6 +6,8 @@
 mod commands;
 #[path = "virtctl/disks.rs"]
 mod disks;
+#[path = "virtctl/dumps.rs"]
+mod dumps;
 #[path = "virtctl/exports.rs"]
 mod exports;
 #[path = "virtctl/manifests.rs"]

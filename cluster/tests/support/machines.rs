@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use podvisor_node_api::messages::{
-    CancelMigrationRequest, ConsoleInput, ConsoleMessage, Data, FreezeRequest, GuestInfo,
-    GuestInterface, GuestOs, GuestUser, PlugDiskRequest, PortForwardInput, PortForwardMessage,
-    ReceiveMigrationInput, ReceiveMigrationMessage, ResizeVmAnswer, ResizeVmRequest,
-    ResolveMigrationRequest, SendMigrationInput, SendMigrationMessage, SetLinksRequest,
-    StopRequest, UnplugDiskAnswer, UnplugDiskRequest, Vm, VmChange, VmEvent, VmList, VmMigration,
-    VmName, VmPhase, VsockInput, VsockMessage,
+    CancelMigrationRequest, ConsoleInput, ConsoleMessage, Data, DumpMemoryAnswer,
+    DumpMemoryRequest, DumpState, FreezeRequest, GuestInfo, GuestInterface, GuestOs, GuestUser,
+    PlugDiskRequest, PortForwardInput, PortForwardMessage, ReceiveMigrationInput,
+    ReceiveMigrationMessage, ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest,
+    SendMigrationInput, SendMigrationMessage, SetLinksRequest, StopRequest, UnplugDiskAnswer,
+    UnplugDiskRequest, Vm, VmChange, VmEvent, VmList, VmMigration, VmName, VmPhase, VsockInput,
+    VsockMessage,
 };
 use podvisor_node_api::{AnswerStream, Node, NodeServer};
 use tokio::net::UnixListener;
@@ -35,6 +36,8 @@ pub struct StandIn {
     pub migrations: Migrations,
     /// Why disks are not plugged in, if they are not.
     pub refuses_disks: Arc<Mutex<Option<String>>>,
+    /// Why there are no dumps of memory, if there are none.
+    pub fails_dumps: Arc<Mutex<Option<String>>>,
 }
 
 /// The serial number of a disk that the guest does not release.
@@ -62,6 +65,7 @@ impl StandIn {
             directory: Arc::new(tempfile::tempdir().expect("a directory")),
             migrations: Migrations::default(),
             refuses_disks: Arc::default(),
+            fails_dumps: Arc::default(),
         };
         let listener = UnixListener::bind(stand_in.socket()).expect("a socket");
         let service = NodeServer::new(Arc::new(stand_in.clone()));
@@ -364,6 +368,26 @@ impl Node for StandIn {
     async fn set_links(&self, request: SetLinksRequest) -> Result<(), Status> {
         let what = format!("links down: {}", request.down.join(" "));
         self.change(&request.vm.expect("a name"), &what, |_| Ok(()))
+    }
+
+    async fn dump_memory(&self, request: DumpMemoryRequest) -> Result<DumpMemoryAnswer, Status> {
+        let vm = request.vm.expect("a name");
+        let what = format!("dump {} by {}", request.file, request.pod_uid);
+        let has_begun = self.find(&vm)?.done.contains(&what);
+        self.change(&vm, &what, |_| Ok(()))?;
+        let failure = self.fails_dumps.lock().expect("no panic").clone();
+        // It takes a while: whoever asks again finds it done.
+        let state = match (&failure, has_begun) {
+            (Some(_), _) => DumpState::Failed,
+            (None, false) => DumpState::Writing,
+            (None, true) => DumpState::Done,
+        };
+        Ok(DumpMemoryAnswer {
+            state: state.into(),
+            done: 1,
+            total: 4,
+            message: failure.unwrap_or_default(),
+        })
     }
 
     async fn guest_info(&self, vm: VmName) -> Result<GuestInfo, Status> {

@@ -20,6 +20,7 @@ pub mod duration;
 pub mod export;
 pub mod instancetype;
 pub mod kubevirt;
+pub mod memory_dump;
 pub mod meta;
 pub mod migration;
 pub mod names;

@@ -8,6 +8,7 @@ use crate::{
     Cause, Causes, ClusterConfig, ClusterDefaults, FieldPath,
     cause::shown,
     datavolume::{DataVolumeSpec, ForeignSource},
+    memory_dump::MemoryDumpRequest,
     meta::Meta,
     vmi::{Condition, VmiSpec},
 };
@@ -113,7 +114,7 @@ object! {
         /// Whether each volume can be snapshotted.
         pub volume_snapshot_statuses: Vec<Value>,
         /// What the memory dump is doing.
-        pub memory_dump_request: Option<Value>,
+        pub memory_dump_request: Option<MemoryDumpRequest>,
     }
 
     /// A start or a stop that was asked for.

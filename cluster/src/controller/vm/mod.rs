@@ -4,6 +4,7 @@
 //! docs/cluster-controllers.md has the table of states.
 
 mod decide;
+mod dump;
 mod live;
 mod printable;
 mod volumes;
@@ -62,18 +63,26 @@ pub(super) async fn reconcile(
             claim.is_some_and(|claim| is_filled(&claim))
         },
     );
+    let now = Time(Timestamp::now());
     let mut decision = decide(&Observed {
         vm: &observed,
         vmi: vmi.as_deref(),
         started_with: started_with.as_deref(),
         is_live: context.is_live(),
         volumes: &volumes,
-        now: Time(Timestamp::now()),
+        now: now.clone(),
         jitter: context.jitter(),
     });
     snapshot_statuses(&observed, &mut decision.status, &context).await?;
     let again = decision.again;
-    carry_out(&observed, vmi.as_deref(), decision, &context).await?;
+    let dump = dump::decide(&observed, vmi.as_deref(), &now);
+    if let Some(dump) = &dump {
+        dump.write(&mut decision.status);
+    }
+    let vm = carry_out(&observed, vmi.as_deref(), decision, &context).await?;
+    if let Some(dump) = dump {
+        dump.carry_out(&vm, vmi.as_deref(), &context).await?;
+    }
     Ok(match again {
         Some(wait) => controller::Action::requeue(wait),
         None => controller::Action::await_change(),
@@ -105,12 +114,13 @@ async fn snapshot_statuses(
     Ok(())
 }
 
+/// Returns the virtual machine as it is then.
 async fn carry_out(
     observed: &VirtualMachine,
     vmi: Option<&VirtualMachineInstance>,
     mut decision: Decision,
     context: &Context,
-) -> Result<(), Error> {
+) -> Result<VirtualMachine, Error> {
     let namespace = observed.metadata.namespace.as_deref().unwrap_or_default();
     let api: Api<VirtualMachine> = context.world.api(namespace);
     let mut vm = observed.clone();
@@ -177,7 +187,7 @@ async fn carry_out(
             }
         }
     }
-    Ok(())
+    Ok(vm)
 }
 
 /// Makes a DataVolume of a virtual machine. Its name is given: what was done before this controller
@@ -386,6 +396,10 @@ fn instance(vm: &VirtualMachine, paused: bool) -> VirtualMachineInstance {
     if paused && let Some(spec) = spec.as_object_mut() {
         spec.insert("startStrategy".into(), "Paused".into());
     }
+    if let Some(Value::Array(volumes)) = spec.get_mut("volumes") {
+        // They come when a dump is asked for.
+        volumes.retain(|volume| volume.get("memoryDump").is_none());
+    }
     set_uuid(&mut spec, vm.metadata.uid.as_deref());
     VirtualMachineInstance::new(metadata, spec)
 }
@@ -457,13 +471,17 @@ mod tests {
             "metadata": {"name": "a", "namespace": "n", "uid": "u", "generation": 3},
             "spec": {"template": {
                 "metadata": {"labels": {"l": "1"}, "annotations": {"x": "2"}},
-                "spec": {"domain": {"memory": {"guest": "1Gi"}}, "unknown": 1},
+                "spec": {
+                    "domain": {"memory": {"guest": "1Gi"}}, "unknown": 1,
+                    "volumes": [{"name": "d", "memoryDump": {"claimName": "d"}}],
+                },
             }},
         }));
         let vmi = instance(&vm, true);
         assert_eq!(vmi.spec["domain"]["firmware"]["uuid"], "u");
         assert_eq!(vmi.spec["startStrategy"], "Paused");
         assert_eq!(vmi.spec["unknown"], 1);
+        assert_eq!(vmi.spec["volumes"], json!([]), "dumps are asked for");
         let meta = &vmi.metadata;
         assert_eq!(meta.labels.as_ref().unwrap()["l"], "1");
         assert_eq!(meta.annotations.as_ref().unwrap()["x"], "2");

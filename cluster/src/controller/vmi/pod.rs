@@ -293,7 +293,7 @@ pub(in crate::controller) fn without_plugged(mut spec: Value) -> Value {
     let is_plugged = |volume: &Value| {
         let sources = ["persistentVolumeClaim", "dataVolume"].into_iter();
         let mut marks = sources.map(|source| &volume[source]["hotpluggable"]);
-        marks.any(|mark| mark == &Value::Bool(true))
+        marks.any(|mark| mark == &Value::Bool(true)) || volume.get("memoryDump").is_some()
     };
     let volumes = spec.get("volumes").and_then(Value::as_array);
     let plugged: Vec<Value> = volumes

@@ -66,14 +66,6 @@ async fn virtctl_plugs_volumes_and_gives_credentials() {
                 Ok(added),
             ),
             ("removevolume h --volume-name=data --persist", Ok(removed)),
-            (
-                "memory-dump get v --claim-name=data",
-                Err("podvisor writes no dumps of memory"),
-            ),
-            (
-                "memory-dump remove v",
-                Err("podvisor writes no dumps of memory"),
-            ),
         ])
         .await;
 

@@ -103,7 +103,7 @@ impl VmiSpec {
         for volume in self
             .volumes
             .iter()
-            .filter(|volume| !shown.contains(&volume.name))
+            .filter(|volume| !volume.is_memory_dump() && !shown.contains(&volume.name))
         {
             devices.disks.push(Disk {
                 name: volume.name.clone(),

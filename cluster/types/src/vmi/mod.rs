@@ -64,7 +64,7 @@ pub use status::{
 pub use update::{validate_spec_update, validate_system_spec_update};
 pub use volumes::{
     ClaimSource, ConfigMapVolume, ContainerDisk, DataVolumeSource, DownwardApiVolume, EmptyDisk,
-    EphemeralVolume, SecretVolume, ServiceAccountVolume, Volume,
+    EphemeralVolume, MemoryDumpVolume, SecretVolume, ServiceAccountVolume, Volume,
 };
 
 use crate::{Cause, Causes, ClusterConfig, FieldPath};

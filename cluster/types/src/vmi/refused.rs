@@ -10,7 +10,7 @@ const NOT_HERE: &str = "is not supported";
 
 /// Paths below the specification; `[]` stands for every element of a list. A value that asks
 /// for nothing (`false`, an empty list) passes.
-const REFUSED: [(&str, &str); 45] = [
+const REFUSED: [(&str, &str); 44] = [
     (
         "domain.cpu.isolateEmulatorThread",
         "is not supported: there is no emulator thread",
@@ -87,7 +87,6 @@ const REFUSED: [(&str, &str); 45] = [
     ),
     ("volumes[].sysprep", NOT_HERE),
     ("volumes[].downwardMetrics", NOT_HERE),
-    ("volumes[].memoryDump", NOT_HERE),
     ("volumes[].containerPath", NOT_HERE),
     ("resourceClaims", NOT_HERE),
     ("utilityVolumes", NOT_HERE),

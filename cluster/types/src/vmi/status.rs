@@ -120,6 +120,8 @@ object! {
         pub persistent_volume_claim_info: Option<Value>,
         /// Set on volumes that are plugged.
         pub hotplug_volume: Option<Value>,
+        /// The dump of the memory, of a volume for that.
+        pub memory_dump_volume: Option<Value>,
         /// Bytes of the disk.
         pub size: Option<i64>,
     }

@@ -47,8 +47,8 @@ object! {
         pub sysprep: Option<Value>,
         /// Refused.
         pub downward_metrics: Option<Value>,
-        /// Refused.
-        pub memory_dump: Option<Value>,
+        /// A claim to which the memory is dumped.
+        pub memory_dump: Option<MemoryDumpVolume>,
         /// Refused.
         pub container_path: Option<Value>,
     }
@@ -80,6 +80,16 @@ object! {
         /// Its name.
         pub name: String,
         /// It was plugged in.
+        pub hotpluggable: Option<bool>,
+    }
+
+    /// A claim to which the guest's memory is dumped, and which is no disk.
+    pub struct MemoryDumpVolume {
+        /// Its name.
+        pub claim_name: String,
+        /// It cannot be written, and takes no dump.
+        pub read_only: Option<bool>,
+        /// It comes while the guest runs, as all of them do.
         pub hotpluggable: Option<bool>,
     }
 
@@ -131,13 +141,20 @@ object! {
 }
 
 impl Volume {
-    /// Whether it is plugged into a guest that runs, and unplugged from it.
+    /// Whether it comes while the guest runs, and goes: as a disk, or for a dump.
     #[must_use]
     pub fn is_hotpluggable(&self) -> bool {
         let claim = self.persistent_volume_claim.as_ref();
         let data = self.data_volume.as_ref();
         claim.and_then(|claim| claim.hotpluggable) == Some(true)
             || data.and_then(|data| data.hotpluggable) == Some(true)
+            || self.is_memory_dump()
+    }
+
+    /// Whether it is a claim for dumps of the memory, which no disk shows.
+    #[must_use]
+    pub fn is_memory_dump(&self) -> bool {
+        self.memory_dump.is_some()
     }
 
     fn sources(&self) -> [bool; 16] {
@@ -223,7 +240,14 @@ pub(super) fn validate(spec: &VmiSpec, path: &FieldPath, causes: &mut Causes) {
         if !names.insert(volume.name.as_str()) {
             causes.duplicate(&name, &volume.name);
         }
-        if !shows.contains(volume.name.as_str()) {
+        let is_shown = shows.contains(volume.name.as_str());
+        if volume.is_memory_dump() && is_shown {
+            let message = format!(
+                "is {}, a volume for memory dumps, which a disk or a file system cannot show",
+                shown(&volume.name)
+            );
+            causes.invalid(&name, message);
+        } else if !volume.is_memory_dump() && !is_shown {
             let message = format!(
                 "is {}, but no disk or file system has this name",
                 shown(&volume.name)
@@ -273,6 +297,13 @@ fn validate_references(volume: &Volume, path: &FieldPath, causes: &mut Causes) {
             volume.data_volume.as_ref().map(|data| data.name.clone()),
         ),
         ("ephemeral.persistentVolumeClaim.claimName", ephemeral),
+        (
+            "memoryDump.claimName",
+            volume
+                .memory_dump
+                .as_ref()
+                .map(|dump| dump.claim_name.clone()),
+        ),
         (
             "configMap.name",
             volume.config_map.as_ref().map(|map| optional(&map.name)),

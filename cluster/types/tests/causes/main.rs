@@ -204,13 +204,7 @@ fn what_podvisor_does_not_have_is_refused_by_its_path() {
         let causes = refused(&[(&format!("/{}", path.replace('.', "/")), value)], &[path]);
         assert_eq!(causes[0].reason, CauseReason::NotSupported, "{path}");
     }
-    for source in [
-        "hostDisk",
-        "sysprep",
-        "downwardMetrics",
-        "memoryDump",
-        "containerPath",
-    ] {
+    for source in ["hostDisk", "sysprep", "downwardMetrics", "containerPath"] {
         let volume = json!({ "name": "root", source: {} });
         refused(
             &[("/volumes/0", volume)],

@@ -28,6 +28,24 @@ fn a_volume_has_a_name_and_one_source() {
 }
 
 #[test]
+fn a_volume_for_memory_dumps_is_no_disk() {
+    let dump = json!({
+        "name": "dumps", "memoryDump": { "claimName": "dumps", "hotpluggable": true },
+    });
+    accepted(&[("/volumes/3", dump.clone())]);
+    let named = |claim: &str| json!({ "name": "dumps", "memoryDump": { "claimName": claim } });
+    for claim in ["", "../x"] {
+        refused(
+            &[("/volumes/3", named(claim))],
+            &["volumes[3].memoryDump.claimName"],
+        );
+    }
+    let mut root = dump;
+    root["name"] = json!("root");
+    refused(&[("/volumes/0", root)], &["volumes[0].name"]);
+}
+
+#[test]
 fn cloud_init_has_one_source_of_each_data() {
     let path = "volumes[1].cloudInitNoCloud";
     let pointer = "/volumes/1/cloudInitNoCloud";

@@ -8,12 +8,13 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use podvisor_cluster_types::vmi::{VmiSpec, Volume};
 use serde_json::{Value, json};
 
 use super::super::decide::{container, node, terminated};
 use super::keeper::{Kept, keeper, kept_by, name, node_of};
-use crate::controller::claims::Claim;
+use crate::controller::claims::{Claim, VolumeMode};
 use crate::controller::instances::{PLUGGED, entries};
 use crate::objects::{Phase, VirtualMachineInstance, VolumeState};
 
@@ -27,10 +28,14 @@ pub(super) enum Step {
     Ready,
     Detaching,
     Unmounted,
+    /// Of a claim for a dump of the memory.
+    Dumping,
+    Dumped,
+    DumpFailed,
 }
 
 impl Step {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 10] = [
         Self::Pending,
         Self::Bound,
         Self::Attached,
@@ -38,6 +43,9 @@ impl Step {
         Self::Ready,
         Self::Detaching,
         Self::Unmounted,
+        Self::Dumping,
+        Self::Dumped,
+        Self::DumpFailed,
     ];
 
     /// The word for it in the status.
@@ -50,6 +58,9 @@ impl Step {
             Self::Ready => PLUGGED,
             Self::Detaching => "Detaching",
             Self::Unmounted => "UnMountedFromPod",
+            Self::Dumping => "MemoryDumpInProgress",
+            Self::Dumped => "MemoryDumpCompleted",
+            Self::DumpFailed => "MemoryDumpFailed",
         }
     }
 
@@ -71,6 +82,8 @@ pub(super) struct Observed<'a> {
     pub(super) claim: &'a dyn Fn(&str) -> Option<Claim>,
     /// What a DataVolume of the namespace means for those who use its claim, if it exists.
     pub(super) volume: &'a dyn Fn(&str) -> Option<VolumeState>,
+    /// The time.
+    pub(super) now: Time,
 }
 
 /// Something to do.
@@ -87,12 +100,19 @@ pub(super) enum Action {
     },
     /// Have the node take a disk from the guest.
     Unplug { volume: String, serial: String },
+    /// Have the node dump the guest's memory to a keeper's claim, or say how far that is.
+    Dump {
+        volume: String,
+        file: String,
+        /// Unique id of the keeper.
+        keeper: String,
+    },
     /// Delete a keeper.
     Release { name: String, uid: String },
 }
 
 /// What is to be done, and to be written of it.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Decision {
     /// The entries of `volumeStatus`, those of other volumes among them.
     pub(super) entries: Vec<Value>,
@@ -189,8 +209,12 @@ fn wanted<'a>(observed: &Observed<'a>) -> Vec<Wanted<'a>> {
         .filter(|volume| volume.is_hotpluggable());
     plugged
         .filter_map(|volume| {
-            let disk = disks.iter().find(|disk| disk.name == volume.name)?;
-            let kept = Kept::of(observed.vmi, volume, disk)?;
+            let of_dumps = Kept::of_dumps(observed.vmi, volume);
+            let of_disk = || {
+                let disk = disks.iter().find(|disk| disk.name == volume.name)?;
+                Kept::of(observed.vmi, volume, disk)
+            };
+            let kept = of_dumps.or_else(of_disk)?;
             Some(Wanted { volume, kept })
         })
         .collect()
@@ -279,6 +303,12 @@ fn plug(observed: &Observed<'_>, one: &Wanted<'_>, before: Option<&Value>, to: &
     let Wanted { volume, kept } = one;
     let keeper_pod = keeper_of(observed, &kept.volume);
     let was = before.and_then(Step::of);
+    if kept.memory_dump
+        && let Some(entry) = before
+        && goes_on_dumping(observed, entry, keeper_pod, to)
+    {
+        return;
+    }
     // Another claim, or another serial number, under the name of one that is there.
     if let (Some(pod), Some(entry)) = (keeper_pod, before)
         && kept_by(pod).as_ref() != Some(kept)
@@ -324,6 +354,13 @@ fn plug(observed: &Observed<'_>, one: &Wanted<'_>, before: Option<&Value>, to: &
                 to.entries.push(waits("DataVolumeNotReady", message));
                 return;
             }
+        }
+        if kept.memory_dump && claim.mode == VolumeMode::Block {
+            let mut entry = write(Step::Pending, "", String::new(), None);
+            let why = format!("PersistentVolumeClaim {claim_name} is no file system");
+            dump_failed(&mut entry, &why, &observed.now);
+            to.entries.push(entry);
+            return;
         }
         match keeper(observed.vmi, observed.spec, volume, kept, claim.mode, on) {
             Ok(pod) => {
@@ -386,6 +423,17 @@ fn plug(observed: &Observed<'_>, one: &Wanted<'_>, before: Option<&Value>, to: &
             .push(write(Step::Attached, "", message, Some(pod)));
         return;
     }
+    if kept.memory_dump {
+        // The name of the file is known to all before it is there.
+        let mut entry = write(Step::Dumping, "", String::new(), Some(pod));
+        entry["memoryDumpVolume"] = json!({
+            "claimName": kept.claim,
+            "startTimestamp": observed.now,
+            "targetFileName": file_name(observed.vmi, &kept.claim, &observed.now),
+        });
+        to.entries.push(entry);
+        return;
+    }
     let uid = pod.metadata.uid.clone().unwrap_or_default();
     let same = before.is_some_and(|entry| {
         let known = entry.pointer("/hotplugVolume/attachPodUID");
@@ -402,6 +450,58 @@ fn plug(observed: &Observed<'_>, one: &Wanted<'_>, before: Option<&Value>, to: &
     });
     to.entries
         .push(write(Step::Mounted, "", String::new(), Some(pod)));
+}
+
+/// Looks after a dump that has begun, whatever becomes of its claim's pod; `false` if none has.
+fn goes_on_dumping(
+    observed: &Observed<'_>,
+    before: &Value,
+    keeper: Option<&Pod>,
+    to: &mut Decision,
+) -> bool {
+    let mut entry = before.clone();
+    match Step::of(before) {
+        Some(Step::Dumped | Step::DumpFailed) => {}
+        Some(Step::Dumping) => {
+            let text = |name: &str| before.pointer(name).and_then(Value::as_str);
+            let file = text("/memoryDumpVolume/targetFileName");
+            let runs = |pod: &&Pod| {
+                let runs = container(pod).is_some_and(|state| state.running.is_some());
+                runs && pod.metadata.deletion_timestamp.is_none()
+            };
+            let keeper = keeper.filter(runs).and_then(|pod| pod.metadata.uid.clone());
+            match (file, keeper, text("/name")) {
+                (Some(file), Some(keeper), Some(volume)) => to.actions.push(Action::Dump {
+                    volume: volume.to_owned(),
+                    file: file.to_owned(),
+                    keeper,
+                }),
+                _ => {
+                    let why = "the pod that keeps the claim has ended";
+                    dump_failed(&mut entry, why, &observed.now);
+                }
+            }
+        }
+        _ => return false,
+    }
+    to.entries.push(entry);
+    true
+}
+
+/// Writes of a dump that there is none.
+pub(super) fn dump_failed(entry: &mut Value, why: &str, now: &Time) {
+    entry["phase"] = json!(Step::DumpFailed.word());
+    entry["message"] = json!(why);
+    entry["memoryDumpVolume"]["endTimestamp"] = json!(now);
+}
+
+/// The name of a dump's file, with as much of each name as there is room for.
+fn file_name(vmi: &VirtualMachineInstance, claim: &str, now: &Time) -> String {
+    const ROOM: usize = 100;
+    let cut = |name: &str| name.chars().take(ROOM).collect::<String>();
+    let vm = cut(vmi.metadata.name.as_deref().unwrap_or_default());
+    let at = now.0.strftime("%Y%m%d-%H%M%S");
+    format!("{vm}-{}-{at}.memory.dump", cut(claim))
 }
 
 /// Brings a volume one step farther from the guest.

@@ -33,6 +33,19 @@ fn instance(volumes: &[&str], entries: Value) -> VirtualMachineInstance {
     .unwrap()
 }
 
+/// An instance with a claim for dumps.
+fn dumped(entries: Value) -> Seen {
+    let mut seen = Seen::new(&[], entries);
+    let volume =
+        json!({"name": "dumps", "memoryDump": {"claimName": "dumps", "hotpluggable": true}});
+    seen.vmi.spec["volumes"] = json!([volume]);
+    seen.claim = Some(Claim {
+        mode: VolumeMode::Filesystem,
+        is_shared: false,
+    });
+    seen
+}
+
 fn own_pod() -> Pod {
     serde_json::from_value(json!({
         "metadata": {"name": "own", "uid": "own"},
@@ -115,6 +128,7 @@ impl Seen {
             keepers: &self.keepers,
             claim: &|_| self.claim,
             volume: &|_| self.volume,
+            now: Time("2026-11-30T12:00:00Z".parse().unwrap()),
         })
     }
 }
@@ -411,4 +425,85 @@ fn a_serial_number_has_twenty_characters_at_most() {
     assert_eq!(serial(&seen), "a".repeat(20));
     seen.vmi.spec["domain"]["devices"]["disks"][0]["serial"] = json!("a b");
     assert_eq!(serial(&seen), "data");
+}
+
+#[test]
+fn a_dump_has_a_name_before_it_is_asked_for_and_stays_what_it_became() {
+    let first = dumped(json!([])).decide();
+    assert_eq!(phases(&first), ["Bound"]);
+    let pod = keeper_made(&first).clone();
+    let kept = kept_by(&pod).unwrap();
+    assert!(kept.memory_dump, "{kept:?}");
+    let text = serde_json::to_value(&pod).unwrap();
+    let mount = &text["spec"]["containers"][0]["volumeMounts"][0];
+    assert_eq!(mount["mountPath"], "/podvisor/volumes/dumps");
+    let runs = [made(&pod, "k", Far::Runs)];
+    let with = |before: &Decision, keepers: &[Arc<Pod>]| Seen {
+        keepers: keepers.to_vec(),
+        ..dumped(Value::Array(before.entries.clone()))
+    };
+    let begun = with(&first, &runs).decide();
+    assert_eq!(phases(&begun), ["MemoryDumpInProgress"]);
+    assert_eq!(begun.actions, []);
+    let file = "a-dumps-20261130-120000.memory.dump";
+    let dump = json!({
+        "claimName": "dumps", "startTimestamp": "2026-11-30T12:00:00Z", "targetFileName": file,
+    });
+    assert_eq!(begun.entries[0]["memoryDumpVolume"], dump);
+    let goes_on = with(&begun, &runs).decide();
+    let asked = Action::Dump {
+        volume: "dumps".to_owned(),
+        file: file.to_owned(),
+        keeper: "k".to_owned(),
+    };
+    assert_eq!(
+        (goes_on.entries, goes_on.actions),
+        (begun.entries.clone(), vec![asked])
+    );
+
+    // Its pod ends before the dump is there.
+    for keepers in [
+        &[][..],
+        &[made(&pod, "k", Far::Going)],
+        &[made(&pod, "k", Far::Failed)],
+    ] {
+        let failed = with(&begun, keepers).decide();
+        assert_eq!(phases(&failed), ["MemoryDumpFailed"]);
+        assert_eq!(failed.actions, []);
+        let end = &failed.entries[0]["memoryDumpVolume"]["endTimestamp"];
+        assert_eq!(*end, "2026-11-30T12:00:00Z");
+    }
+    for step in [Step::Dumped, Step::DumpFailed] {
+        let over = done(begun.clone(), step);
+        let same = with(&over, &runs).decide();
+        assert_eq!((same.entries, same.actions), (over.entries.clone(), vec![]));
+        // When the volume goes, its pod does, and nothing is taken from the guest.
+        let mut gone = with(&over, &runs);
+        gone.vmi.spec["volumes"] = json!([]);
+        let gone = gone.decide();
+        assert!(
+            matches!(gone.actions.as_slice(), [Action::Release { .. }]),
+            "{gone:?}"
+        );
+    }
+}
+
+#[test]
+fn a_dump_needs_a_file_system() {
+    let mut seen = dumped(json!([]));
+    seen.claim = Some(BLOCK);
+    let failed = seen.decide();
+    assert_eq!(phases(&failed), ["MemoryDumpFailed"]);
+    let message = failed.entries[0]["message"].as_str().unwrap();
+    assert!(message.contains("no file system"), "{message}");
+}
+
+#[test]
+fn names_of_files_are_not_too_long() {
+    let mut vmi = instance(&[], json!([]));
+    vmi.metadata.name = Some("v".repeat(253));
+    let now = Time("2026-11-30T12:00:00Z".parse().unwrap());
+    let name = file_name(&vmi, &"c".repeat(253), &now);
+    assert!(name.len() <= 240, "{name}");
+    assert!(name.ends_with("-20261130-120000.memory.dump"), "{name}");
 }

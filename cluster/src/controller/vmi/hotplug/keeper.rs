@@ -44,6 +44,9 @@ pub(super) struct Kept {
     /// The guest cannot write it.
     #[serde(default)]
     pub(super) read_only: bool,
+    /// It is for dumps of the guest's memory, and no disk.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) memory_dump: bool,
 }
 
 impl Kept {
@@ -62,6 +65,20 @@ impl Kept {
             serial: cut(serial.unwrap_or(&volume.name)),
             read_only: disk.is_read_only()
                 || source.is_some_and(|source| source.read_only == Some(true)),
+            memory_dump: false,
+        })
+    }
+
+    /// Returns what is kept of a volume for memory dumps; `None` if it is another one.
+    pub(super) fn of_dumps(vmi: &VirtualMachineInstance, volume: &Volume) -> Option<Self> {
+        let source = volume.memory_dump.as_ref()?;
+        Some(Self {
+            instance: vmi.metadata.uid.clone().unwrap_or_default(),
+            volume: volume.name.clone(),
+            claim: source.claim_name.clone(),
+            serial: cut(&volume.name),
+            read_only: false,
+            memory_dump: true,
         })
     }
 }

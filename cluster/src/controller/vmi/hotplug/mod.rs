@@ -1,4 +1,5 @@
-//! Volumes that are plugged into an instance while its VM runs, and unplugged again.
+//! Volumes that are plugged into an instance while its VM runs, and unplugged again; and claims to
+//! which its memory is dumped.
 //!
 //! `decide` says what has to be done, `keeper` what the pods are that keep claims on the VM's node,
 //! and this file does it: pods by the API server, disks by the node. What it asks for may be asked
@@ -10,13 +11,17 @@ mod keeper;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use podvisor_cluster_types::vmi::Volume;
 use serde_json::{Value, json};
 
 use super::pod;
-use crate::contact::disks::{PlugRequest, UnplugAnswer, UnplugRequest};
+use crate::contact::disks::{
+    DumpAnswer, DumpRequest, DumpState, PlugRequest, UnplugAnswer, UnplugRequest,
+};
 use crate::controller::error::{Error, code, is_gone};
 use crate::controller::instances::entries;
 use crate::controller::nodes::CallError;
@@ -24,10 +29,13 @@ use crate::controller::{Context, patch};
 use crate::node_client::Path;
 use crate::objects::VirtualMachineInstance;
 pub(in crate::controller) use decide::plugs_at;
-use decide::{Action, Observed, Step, decide, is_of, target};
+use decide::{Action, Observed, Step, decide, dump_failed, is_of, target};
 
 /// Seconds that a guest has to release a disk, after which it is taken away.
 const RELEASE_LIMIT: u32 = 20;
+
+/// When a node is asked again how far a dump is.
+const PROGRESS: Duration = Duration::from_secs(2);
 
 /// When a node is asked again that did not do it.
 const RETRY: Duration = Duration::from_secs(5);
@@ -59,6 +67,7 @@ pub(super) async fn keep(
         keepers: &keepers,
         claim: &|claim| context.world.claim(namespace, claim),
         volume: &|name| Some(context.world.volume(namespace, name)?.state()),
+        now: Time(Timestamp::now()),
     });
     let unplugs = |action: &Action| matches!(action, Action::Unplug { .. });
     let mut turn = Turn {
@@ -187,6 +196,14 @@ impl Turn {
                 }
                 Ok(())
             }
+            Action::Dump {
+                volume,
+                file,
+                keeper,
+            } => {
+                self.dump(&volume, file, keeper, context).await;
+                Ok(())
+            }
             Action::Unplug { volume, serial } => {
                 let with = UnplugRequest {
                     serial,
@@ -207,6 +224,55 @@ impl Turn {
                 Ok(())
             }
         }
+    }
+
+    /// Has the node dump the memory, or tells what has become of that.
+    async fn dump(&mut self, volume: &str, file: String, keeper: String, context: &Context) {
+        let with = DumpRequest {
+            pod_uid: keeper,
+            file: file.clone(),
+        };
+        let answer = self.ask("disks/dump", &with, context).await;
+        let answer = answer.map(|answer| {
+            // What cannot be read says nothing, and is asked for again.
+            serde_json::from_value::<DumpAnswer>(answer).unwrap_or_default()
+        });
+        let now = Time(Timestamp::now());
+        let why = match answer {
+            Ok(answer) if answer.state == DumpState::Writing => {
+                self.retry = Some(PROGRESS);
+                if let Some(percent) = (answer.done * 100).checked_div(answer.total) {
+                    let message = format!("{percent} % of the memory is written");
+                    self.change(volume, |entry| {
+                        entry["message"] = json!(message);
+                        if let Some(entry) = entry.as_object_mut() {
+                            entry.remove("reason");
+                        }
+                    });
+                }
+                return;
+            }
+            Ok(answer) if answer.state == DumpState::Done => {
+                self.write(volume, Step::Dumped, |entry| {
+                    entry["memoryDumpVolume"]["endTimestamp"] = json!(now);
+                });
+                let note = format!("The memory is dumped to the file {file} of volume {volume}");
+                context
+                    .event(&self.vmi, "MemoryDumpCompleted", "Dump", note)
+                    .await;
+                return;
+            }
+            Ok(answer) => answer.message,
+            Err(CallError::Refused(why)) => why,
+            Err(error @ CallError::Unreachable(_)) => {
+                return self.failed(volume, &error, context).await;
+            }
+        };
+        self.change(volume, |entry| dump_failed(entry, &why, &now));
+        let note = format!("The memory is not dumped to volume {volume}: {why}");
+        context
+            .warn(&self.vmi, "MemoryDumpError", "Dump", note)
+            .await;
     }
 
     /// Asks the node.
@@ -239,6 +305,13 @@ impl Turn {
             entry.remove("message");
         }
         change(entry);
+    }
+
+    fn change(&mut self, volume: &str, change: impl FnOnce(&mut Value)) {
+        let entry = self.entries.iter_mut().find(|entry| is_of(entry, volume));
+        if let Some(entry) = entry {
+            change(entry);
+        }
     }
 
     /// The node did not do it, and is asked again.
