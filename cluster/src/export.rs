@@ -4,6 +4,7 @@
 //! token. The controller makes the pod, its certificate and its Service (`controller`).
 //! docs/exports.md says what is served.
 
+mod archive;
 mod body;
 mod error;
 mod files;

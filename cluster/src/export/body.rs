@@ -1,4 +1,4 @@
-//! A disk as the body of an answer, read while it is sent.
+//! A disk, or files, as the body of an answer, read while they are sent.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
+use super::archive::{self, Entry};
 use super::format::Format;
 use crate::https;
 
@@ -47,12 +48,40 @@ pub(super) fn of(
     https::pieces(body)
 }
 
+/// Returns the body of an answer with an archive of files. The permit is kept until they were read.
+pub(super) fn of_files(
+    entries: Vec<Entry>,
+    permit: OwnedSemaphorePermit,
+) -> impl Body<Data = Bytes, Error = io::Error> + Send {
+    let (pieces, body) = mpsc::channel(QUEUE);
+    let runtime = Handle::current();
+    spawn_blocking(move || {
+        let _permit = permit;
+        let mut pieces = Sender { pieces, runtime };
+        if let Err(error) = send_files(entries, &mut pieces) {
+            tracing::warn!(%error, "a download was broken off");
+            let _ = pieces.give(Err(error.kind().into()));
+        }
+    });
+    https::pieces(body)
+}
+
+/// Reads files into pieces of a packed archive.
+fn send_files(entries: Vec<Entry>, pieces: &mut impl Write) -> io::Result<()> {
+    let mut pieces = BufWriter::with_capacity(PIECE, pieces);
+    let mut encoder = GzEncoder::new(&mut pieces, Compression::fast());
+    archive::write(entries, &mut encoder)?;
+    encoder.finish()?;
+    pieces.flush()
+}
+
 /// Reads a disk into pieces of a form.
 fn send(disk: &File, range: Range<u64>, format: Format, pieces: &mut impl Write) -> io::Result<()> {
     let mut pieces = BufWriter::with_capacity(PIECE, pieces);
     match format {
         Format::Raw => read(disk, range, &mut pieces)?,
-        Format::Gzip => {
+        // Files are sent in another way.
+        Format::Gzip | Format::Archive => {
             let mut encoder = GzEncoder::new(&mut pieces, Compression::fast());
             read(disk, range, &mut encoder)?;
             encoder.finish()?;
@@ -137,7 +166,7 @@ mod tests {
     #[test]
     fn a_disk_that_became_shorter_is_no_end() {
         let disk = disk(b"abc");
-        for format in Format::ALL {
+        for format in Format::OF_DISK {
             let sent = send(&disk, 0..4, format, &mut Vec::new());
             assert_eq!(sent.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         }

@@ -30,6 +30,17 @@ pub enum ExportError {
         #[source]
         source: io::Error,
     },
+    /// A volume has no files.
+    #[error("failed to open files of {}, the directory of the volume {name}", .path.display())]
+    Files {
+        /// The volume.
+        name: String,
+        /// The directory.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
     /// The address is taken.
     #[error("failed to listen on {address}")]
     Listen {

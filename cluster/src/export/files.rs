@@ -21,7 +21,7 @@ const MAX_TOKEN: u64 = 4096;
 pub struct Volume {
     /// The claim's name.
     pub name: String,
-    /// The raw disk: a file, or a block device.
+    /// The raw disk: a file, or a block device; or the directory with its files.
     pub path: PathBuf,
 }
 

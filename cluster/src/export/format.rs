@@ -7,17 +7,25 @@ pub(crate) enum Format {
     Raw,
     /// The same, packed by gzip.
     Gzip,
+    /// The files of a volume that has no disk, as an archive that is packed.
+    Archive,
 }
 
 impl Format {
-    /// All of them.
-    pub(crate) const ALL: [Self; 2] = [Self::Raw, Self::Gzip];
+    const ALL: [Self; 3] = [Self::Raw, Self::Gzip, Self::Archive];
+
+    /// Those of a disk.
+    pub(crate) const OF_DISK: [Self; 2] = [Self::Raw, Self::Gzip];
+
+    /// Those of files.
+    pub(crate) const OF_FILES: [Self; 1] = [Self::Archive];
 
     /// Its name in an export's links.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
             Self::Gzip => "gzip",
+            Self::Archive => "tar.gz",
         }
     }
 
@@ -25,6 +33,7 @@ impl Format {
         match self {
             Self::Raw => "disk.img",
             Self::Gzip => "disk.img.gz",
+            Self::Archive => "disk.tar.gz",
         }
     }
 

@@ -19,10 +19,11 @@ use hyper::body::{Body, Incoming};
 use podvisor_disk_streams::range::Asked;
 use podvisor_images::disk_len;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio_rustls::rustls::ServerConfig;
 
+use super::archive;
 use super::body;
 use super::error::ExportError;
 use super::files::{Token, Volume, server_config};
@@ -40,8 +41,11 @@ const MAX_DOWNLOADS: usize = 16;
 #[non_exhaustive]
 pub struct Options {
     /// Serve this volume, NAME=PATH: a raw disk, which is a file or a block device
-    #[arg(long = "volume", required = true)]
+    #[arg(long = "volume", required_unless_present = "files")]
     pub volumes: Vec<Volume>,
+    /// Serve the files of this volume, NAME=PATH: a directory without a disk
+    #[arg(long)]
+    pub files: Vec<Volume>,
     /// Listen on this address, by HTTPS
     #[arg(long)]
     pub listen: SocketAddr,
@@ -103,8 +107,16 @@ fn prepare(options: &Options) -> Result<(Exporter, ServerConfig), ExportError> {
             source,
         })?;
     }
+    for volume in &options.files {
+        archive::entries(&volume.path).map_err(|source| ExportError::Files {
+            name: volume.name.clone(),
+            path: volume.path.clone(),
+            source,
+        })?;
+    }
     let exporter = Exporter {
         volumes: options.volumes.clone(),
+        files: options.files.clone(),
         token: Token::new(&options.token)?,
         downloads: Arc::new(Semaphore::new(MAX_DOWNLOADS)),
     };
@@ -145,6 +157,7 @@ type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
 struct Exporter {
     volumes: Vec<Volume>,
+    files: Vec<Volume>,
     token: Token,
     downloads: Arc<Semaphore>,
 }
@@ -175,7 +188,11 @@ impl Exporter {
             );
         }
         let found = Format::of(head.uri.path()).and_then(|(name, format)| {
-            let volume = self.volumes.iter().find(|volume| volume.name == name)?;
+            let mut volumes = match format {
+                Format::Archive => self.files.iter(),
+                Format::Raw | Format::Gzip => self.volumes.iter(),
+            };
+            let volume = volumes.find(|volume| volume.name == name)?;
             Some((volume, format))
         });
         let Some((volume, format)) = found else {
@@ -189,6 +206,9 @@ impl Exporter {
             let why = "too many downloads go on: try again when one has ended";
             return text(StatusCode::SERVICE_UNAVAILABLE, why);
         };
+        if format == Format::Archive {
+            return pack(head, volume, permit).await;
+        }
         let path = volume.path.clone();
         let opened = spawn_blocking(move || open(&path)).await;
         let opened = opened.map_err(io::Error::other).and_then(|opened| opened);
@@ -221,6 +241,31 @@ impl Exporter {
         }
         answer
     }
+}
+
+/// Sends the files of a volume.
+async fn pack(head: &Parts, volume: &Volume, permit: OwnedSemaphorePermit) -> Answer {
+    let path = volume.path.clone();
+    let entries = spawn_blocking(move || archive::entries(&path)).await;
+    let entries = entries
+        .map_err(io::Error::other)
+        .and_then(|entries| entries);
+    let entries = match entries {
+        Ok(entries) => entries,
+        Err(error) => {
+            let volume = &volume.name;
+            tracing::error!(volume, %error, "failed to open files");
+            let why = format!("the files of {volume} cannot be opened: {error}");
+            return text(StatusCode::INTERNAL_SERVER_ERROR, &why);
+        }
+    };
+    let mut answer = describe(&(0..0), Format::Archive, 0);
+    if head.method == Method::GET {
+        let (volume, files) = (&volume.name, entries.len());
+        tracing::info!(volume, files, "sending an archive");
+        *answer.body_mut() = body::of_files(entries, permit).boxed_unsync();
+    }
+    answer
 }
 
 /// Which bytes of a disk of this length are asked for; `None` if there are no such ones. What is
@@ -258,7 +303,7 @@ fn describe(part: &Range<u64>, format: Format, length: u64) -> Answer {
     }
     let kind = match format {
         Format::Raw => "application/octet-stream",
-        Format::Gzip => "application/gzip",
+        Format::Gzip | Format::Archive => "application/gzip",
     };
     set(&mut answer, header::CONTENT_TYPE, kind);
     set(&mut answer, header::X_CONTENT_TYPE_OPTIONS, "nosniff");

@@ -33,11 +33,17 @@ impl Scene {
         std::fs::write(at("tls.key"), own.signing_key.serialize_pem()).unwrap();
         std::fs::write(at("token"), "secret").unwrap();
         std::fs::write(at("disk.img"), disk).unwrap();
+        std::fs::create_dir(at("dumps")).unwrap();
+        std::fs::write(at("dumps/vm.memory.dump"), disk).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let options = Options {
             volumes: vec![Volume {
                 name: "disk".to_owned(),
                 path: at("disk.img"),
+            }],
+            files: vec![Volume {
+                name: "dumps".to_owned(),
+                path: directory.path().join("dumps"),
             }],
             listen: listener.local_addr().unwrap(),
             token: at("token"),
@@ -135,6 +141,38 @@ async fn a_disk_that_becomes_a_link_is_not_followed() {
         assert_eq!(status, 500, "{text}");
         assert!(!text.contains("secret") && text.contains("cannot be opened"));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_sent_as_a_packed_archive() {
+    let mut scene = Scene::new(b"dump").await;
+    symlink(scene.path("token"), scene.path("dumps/link")).unwrap();
+    scene.serve();
+    let answer = scene.ask("GET", "/volumes/dumps/disk.tar.gz").await;
+    assert_eq!(answer.status(), 200);
+    assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/gzip");
+    let packed = answer.into_body().collect().await.unwrap().to_bytes();
+    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(&*packed));
+    let mut names = Vec::new();
+    for entry in archive.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let mut content = String::new();
+        std::io::Read::read_to_string(&mut entry, &mut content).unwrap();
+        names.push((entry.path().unwrap().display().to_string(), content));
+    }
+    assert_eq!(names, [("vm.memory.dump".to_owned(), "dump".to_owned())]);
+    // A disk is no archive, and files are no disk.
+    for path in [
+        "/volumes/disk/disk.tar.gz",
+        "/volumes/dumps/disk.img",
+        "/volumes/dumps/disk.img.gz",
+    ] {
+        assert_eq!(text_of(scene.ask("GET", path).await).await.0, 404, "{path}");
+    }
+    std::fs::remove_dir_all(scene.path("dumps")).unwrap();
+    let answer = scene.ask("GET", "/volumes/dumps/disk.tar.gz").await;
+    let (status, text) = text_of(answer).await;
+    assert_eq!(status, 500, "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -146,6 +146,12 @@ impl Program {
                     fs::write(at(name), disk).unwrap();
                     format!("--volume={name}={}", at(name))
                 }
+                Some(("--files", volume)) => {
+                    let (name, _) = volume.split_once('=').unwrap();
+                    fs::create_dir(at(name)).unwrap();
+                    fs::write(directory.path().join(name).join("vm.memory.dump"), disk).unwrap();
+                    format!("--files={name}={}", at(name))
+                }
                 Some(("--token", _)) => format!("--token={}", at("token")),
                 Some(("--credentials", _)) => format!("--credentials={}", at("")),
                 _ => arg.replace("[::]", &address.to_string()),

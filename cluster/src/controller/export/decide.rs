@@ -8,7 +8,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use podvisor_cluster_types::export::ExportSource;
 
 use super::object::{owns, pod_name, service_name, token_name};
-use super::source::{Obstacle, Source, Volume};
+use super::source::{Content, Obstacle, Source, Volume};
 use crate::export::Format;
 use crate::objects::{
     Condition, ExportFormat, ExportLink, ExportLinks, ExportPhase, ExportStatus, ExportVolume,
@@ -289,18 +289,27 @@ fn of_source(decision: &mut Decision, observed: &Observed<'_>) {
     set_condition(&mut decision.status.conditions, condition, &observed.now);
 }
 
+/// The forms in which a volume is served.
+fn formats(volume: &Volume) -> &'static [Format] {
+    match volume.content {
+        Content::Disk | Content::Device => &Format::OF_DISK,
+        Content::Files => &Format::OF_FILES,
+    }
+}
+
 /// Returns where volumes are downloaded.
 fn links(export: &VirtualMachineExport, volumes: &[Volume], authorities: &str) -> ExportLinks {
     let namespace = export.metadata.namespace.as_deref().unwrap_or_default();
     let host = format!("{}.{namespace}.svc", service_name(export));
     let of = |volume: &Volume| ExportVolume {
         name: volume.name.clone(),
-        formats: Format::ALL
+        formats: formats(volume)
+            .iter()
             .map(|format| ExportFormat {
                 format: format.name().to_owned(),
                 url: format!("https://{host}{}", format.path(&volume.name)),
             })
-            .into(),
+            .collect(),
     };
     ExportLinks {
         internal: Some(ExportLink {

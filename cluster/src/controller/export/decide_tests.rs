@@ -27,7 +27,7 @@ fn available() -> Source {
     Source::Available(vec![Volume {
         name: "a".to_owned(),
         claim: "a".to_owned(),
-        is_block: false,
+        content: Content::Disk,
     }])
 }
 
@@ -388,4 +388,31 @@ fn is_ready_and_runs(pod: &Pod) -> bool {
         .as_ref()
         .and_then(|status| status.phase.as_deref());
     is_ready(pod) && phase == Some("Running")
+}
+
+#[test]
+fn files_are_served_as_an_archive_and_disks_as_they_are() {
+    let mut source = available();
+    let links_of = |source: &Source| {
+        let Source::Available(volumes) = source else {
+            panic!("{source:?}");
+        };
+        let links = links(&of_claim(), volumes, "ca").internal.unwrap();
+        let formats = links.volumes[0].formats.iter();
+        let formats = formats.map(|format| (format.format.clone(), format.url.clone()));
+        formats.collect::<Vec<_>>()
+    };
+    let names = |links: &[(String, String)]| -> Vec<String> {
+        links.iter().map(|(name, _)| name.clone()).collect()
+    };
+    assert_eq!(names(&links_of(&source)), ["raw", "gzip"]);
+    if let Source::Available(volumes) = &mut source {
+        volumes[0].content = Content::Files;
+    }
+    let links = links_of(&source);
+    assert_eq!(names(&links), ["tar.gz"]);
+    assert_eq!(
+        links[0].1,
+        "https://virt-export-e.n.svc/volumes/a/disk.tar.gz"
+    );
 }

@@ -25,7 +25,7 @@ use super::{Context, expectations, patch, snapshot};
 use crate::objects::{
     ExportPhase, VirtualMachineExport, VirtualMachineSnapshotContent, VolumeBackup, VolumeSnapshot,
 };
-use source::{Claim, is_block, of_claims};
+use source::{Claim, content_of, of_claims};
 
 /// Brings an export one step further.
 pub(super) async fn reconcile(
@@ -202,7 +202,7 @@ async fn of_content(
         volumes.push(Volume {
             name: was.clone().unwrap_or_default(),
             claim: name,
-            is_block: is_block(&claim),
+            content: content_of(&claim),
         });
     }
     Ok(match volumes.is_empty() {

@@ -9,7 +9,7 @@ use podvisor_cluster_types::export::{GROUP, VERSIONS};
 use podvisor_cluster_types::names::is_dns_label;
 use serde_json::json;
 
-use super::source::Volume;
+use super::source::{Content, Volume};
 use crate::controller::{datavolume, names, restore};
 use crate::export::{PORT, TOKEN};
 use crate::objects::{
@@ -164,16 +164,23 @@ pub(super) fn pod(
     ];
     for (index, volume) in volumes.iter().enumerate() {
         let of = format!("volume-{index}");
-        let path = if volume.is_block {
-            let path = format!("/dev/podvisor-export-{index}");
-            devices.push(json!({"name": of, "devicePath": path}));
-            path
-        } else {
-            let path = format!("/volumes/{index}");
-            mounts.push(read_only(&of, &path));
-            format!("{path}/disk.img")
+        let mounted_at = format!("/volumes/{index}");
+        let argument = match volume.content {
+            Content::Device => {
+                let path = format!("/dev/podvisor-export-{index}");
+                devices.push(json!({"name": of, "devicePath": path}));
+                format!("--volume={}={path}", volume.name)
+            }
+            Content::Disk => {
+                mounts.push(read_only(&of, &mounted_at));
+                format!("--volume={}={mounted_at}/disk.img", volume.name)
+            }
+            Content::Files => {
+                mounts.push(read_only(&of, &mounted_at));
+                format!("--files={}={mounted_at}", volume.name)
+            }
         };
-        args.push(format!("--volume={}={path}", volume.name));
+        args.push(argument);
         mounted.push(json!({
             "name": of,
             "persistentVolumeClaim": {"claimName": volume.claim, "readOnly": true},
@@ -232,11 +239,16 @@ mod tests {
     }
 
     fn volumes() -> Vec<Volume> {
-        [("a.b", false), ("c", true)]
-            .map(|(name, is_block)| Volume {
+        let volumes = [
+            ("a.b", Content::Disk),
+            ("c", Content::Device),
+            ("d", Content::Files),
+        ];
+        volumes
+            .map(|(name, content)| Volume {
                 name: name.to_owned(),
                 claim: format!("x-{name}"),
-                is_block,
+                content,
             })
             .into()
     }
@@ -271,7 +283,8 @@ mod tests {
             .filter_map(|volume| volume.persistent_volume_claim.as_ref())
             .map(|claim| (claim.claim_name.as_str(), claim.read_only))
             .collect();
-        assert_eq!(claims, [("x-a.b", Some(true)), ("x-c", Some(true))]);
+        let read_only = ["x-a.b", "x-c", "x-d"].map(|claim| (claim, Some(true)));
+        assert_eq!(claims, read_only);
         let tokens = volumes.iter().find(|volume| volume.name == "token");
         let tokens = tokens.unwrap().secret.as_ref().unwrap();
         assert_eq!(
@@ -326,5 +339,10 @@ mod tests {
             ("c", "/dev/podvisor-export-1"),
         ];
         assert_eq!((paths.as_slice(), options.until), (&expected[..], 5));
+        let files = &options.files[0];
+        assert_eq!(
+            (&*files.name, files.path.to_str()),
+            ("d", Some("/volumes/2"))
+        );
     }
 }

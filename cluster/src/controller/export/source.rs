@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
-use crate::objects::VolumeState;
+use crate::objects::{MEMORY_DUMP_ANNOTATION, VolumeState};
 
 /// A volume that is exported.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,8 +13,19 @@ pub struct Volume {
     pub name: String,
     /// The claim that is read.
     pub claim: String,
-    /// Whether it is a device.
-    pub is_block: bool,
+    /// What it has.
+    pub content: Content,
+}
+
+/// What a claim has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// A disk, in a file.
+    Disk,
+    /// A disk, which is a device.
+    Device,
+    /// Files, of which none is a disk: dumps of memory.
+    Files,
 }
 
 /// What an export is of.
@@ -75,10 +86,18 @@ pub(super) struct Claim<'a> {
     pub(super) writer: Option<&'a str>,
 }
 
-/// Whether a claim is a device.
-pub(super) fn is_block(claim: &PersistentVolumeClaim) -> bool {
+/// What a claim has.
+pub(super) fn content_of(claim: &PersistentVolumeClaim) -> Content {
     let spec = claim.spec.as_ref();
-    spec.and_then(|spec| spec.volume_mode.as_deref()) == Some("Block")
+    let annotations = claim.metadata.annotations.as_ref();
+    let is_block = spec.and_then(|spec| spec.volume_mode.as_deref()) == Some("Block");
+    match is_block {
+        true => Content::Device,
+        false if annotations.is_some_and(|all| all.contains_key(MEMORY_DUMP_ANNOTATION)) => {
+            Content::Files
+        }
+        false => Content::Disk,
+    }
 }
 
 /// Whether claims of a namespace can be read: all of them exist, are filled, and are written to by
@@ -101,7 +120,7 @@ pub(super) fn of_claims(namespace: &str, claims: &[Claim<'_>]) -> Source {
         volumes.push(Volume {
             name: of.name.to_owned(),
             claim: of.name.to_owned(),
-            is_block: is_block(claim),
+            content: content_of(claim),
         });
     }
     Source::Available(volumes)
@@ -129,16 +148,29 @@ mod tests {
     #[test]
     fn claims_that_are_filled_and_at_rest_can_be_read() {
         let (file, device) = (pvc("Filesystem"), pvc("Block"));
+        let mut dumps = pvc("Filesystem");
+        let annotation = (MEMORY_DUMP_ANNOTATION.to_owned(), "dump".to_owned());
+        dumps.metadata.annotations = Some([annotation].into());
         let filled = Claim {
             state: Some(VolumeState::Ready),
             ..claim("b", &device)
         };
-        let claims = [claim("a", &file), filled, claim("a", &file)];
+        let claims = [
+            claim("a", &file),
+            filled,
+            claim("a", &file),
+            claim("c", &dumps),
+        ];
         let Source::Available(volumes) = of_claims("n", &claims) else {
             panic!("they wait");
         };
-        let volumes: Vec<_> = volumes.iter().map(|of| (&*of.name, of.is_block)).collect();
-        assert_eq!(volumes, [("a", false), ("b", true)], "each once");
+        let volumes: Vec<_> = volumes.iter().map(|of| (&*of.name, of.content)).collect();
+        let expected = [
+            ("a", Content::Disk),
+            ("b", Content::Device),
+            ("c", Content::Files),
+        ];
+        assert_eq!(volumes, expected, "each once");
     }
 
     #[test]

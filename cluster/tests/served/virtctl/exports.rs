@@ -4,6 +4,11 @@ use std::io::Read as _;
 use std::path::Path;
 
 use flate2::read::GzDecoder;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
 use serde_json::json;
 
 use super::super::exports::{Program, claim, exports};
@@ -66,6 +71,29 @@ async fn virtctl_downloads_volumes() {
     drop(program);
     let gone = format!("VirtualMachineExport '{namespace}/e' deleted succesfully");
     virtctl.all(&[("vmexport delete e", Ok(&gone))]).await;
+
+    // Of a claim to which memory was dumped: its files, as a packed archive.
+    claim(&admin, &namespace, "dumps").await;
+    let note = json!({ "metadata": { "annotations": { "kubevirt.io/memory-dump": "dump" } } });
+    let claims = Api::<PersistentVolumeClaim>::namespaced(admin.clone(), &namespace);
+    let params = PatchParams::default();
+    claims
+        .patch("dumps", &params, &Patch::Merge(note))
+        .await
+        .unwrap();
+    let created = virtctl.run("vmexport create d --pvc=dumps").await;
+    assert!(created.succeeded, "{created:?}");
+    let program = Program::start(&namespace, "d", address(35), &content()).await;
+    let archive = download("d", "", 35, &file);
+    virtctl.all(&[(&archive, Ok(finished))]).await;
+    let packed = std::fs::File::open(&file).unwrap();
+    let mut archive = tar::Archive::new(GzDecoder::new(packed));
+    let mut entry = archive.entries().unwrap().next().unwrap().unwrap();
+    assert_eq!(entry.path().unwrap(), Path::new("vm.memory.dump"));
+    unpacked.clear();
+    entry.read_to_end(&mut unpacked).unwrap();
+    assert!(unpacked == content());
+    drop(program);
 
     // All in one: the export is made, waited for, and deleted.
     for (number, name, keeps) in [(32, "once", false), (33, "kept", true)] {
