@@ -519,11 +519,12 @@ fn guest_vms_share_directories_with_their_host() {
     assert!(refused.stderr.contains("cannot share"), "{refused:?}");
     let [first, second] = &volumes;
     let run = [
-        "run", "-d", "--name", "vm2", "-m", "256M", "-v", first, "-v", second,
+        "run", "-d", "--name", "vm2", "-m", "256M", "--agent", "-v", first, "-v", second,
     ];
     let ran = vm(&[&run[..], &[image.as_str()]].concat());
     assert_eq!(ran.code, Some(0), "{ran:?}");
     answers();
+    brought_an_agent(&root);
     // By tag; cloud-init is told of the path.
     sh("mkdir -p /mnt/work /mnt/fixed && mount -t virtiofs work /mnt/work");
     let told = sh("grep -A5 volume1 /run/seed/user-data");
@@ -561,12 +562,41 @@ fn guest_vms_share_directories_with_their_host() {
     let listed = vm(&["inspect", "vm2"]).stdout;
     assert!(listed.contains("\"volume1\""), "{listed}");
 
-    vm(&["stop", "-t", "5", "vm2"]).printed("vm2\n");
+    // As if it came from an older podvisor: what runs is another file.
+    sh("cd /usr/local/sbin && cp /bin/busybox old && mv old podvisor-ga && sync");
+    vm(&["stop", "-t", "300", "vm2"]).printed("vm2\n");
+    let logs = vm(&["logs", "vm2"]).stdout;
+    assert!(logs.contains("small: shutdown"), "{logs}");
     vm(&["start", "vm2"]).printed("vm2\n");
     answers();
+    brought_an_agent(&root);
     sh("mount -t virtiofs work /mnt/work");
     assert_eq!(sh("cat /mnt/work/of-guest"), "guest\n");
     vm(&["rm", "-f", "vm2"]).printed("vm2\n");
     assert_eq!(fs::read_to_string(work.join("of-host")).unwrap(), "host\n");
     assert_eq!(fs::read_dir(root.path().join("v")).unwrap().count(), 0);
+}
+
+/// The VM `vm2` has podvisor's agent, by the script that is on the disk for cloud-init.
+fn brought_an_agent(root: &Root) {
+    let run = |words: &[&str]| root.output(&[&["vm", "exec", "vm2"], words].concat());
+    // It is the parent of what it runs.
+    run(&["sh", "-c", "cat /proc/$PPID/comm"]).printed("podvisor-ga\n");
+    let same = "cmp /run/seed/podvisor-ga /usr/local/sbin/podvisor-ga && \
+                readlink /proc/$PPID/exe; exit 7";
+    let ran = run(&["sh", "-c", same]);
+    assert_eq!(
+        (ran.code, ran.stdout.as_str()),
+        (Some(7), "/usr/local/sbin/podvisor-ga\n"),
+        "{ran:?}"
+    );
+    let missing = run(&["no-such-program"]);
+    assert_eq!(missing.code, Some(127), "{missing:?}");
+    let (there, back) = (root.path().join("there"), root.path().join("back"));
+    let bytes: Vec<u8> = (0..60_000_u32).flat_map(u32::to_le_bytes).collect();
+    fs::write(&there, &bytes).unwrap();
+    let cp = |from: &str, to: &str| root.output(&["vm", "cp", from, to]).printed("");
+    cp(there.to_str().unwrap(), "vm2:/root/there");
+    cp("vm2:/root/there", back.to_str().unwrap());
+    assert!(fs::read(&back).unwrap() == bytes);
 }

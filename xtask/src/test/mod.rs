@@ -164,6 +164,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         results.step("kernel and agent", |_| guest::ensure().map(drop));
         results.step("loader and small system", |_| {
             guest::ensure_loader()?;
+            guest::ensure_agent()?;
             images::small::ensure().map(drop)
         });
         results.step("tests with guests", |results| {

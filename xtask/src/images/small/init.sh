@@ -38,10 +38,16 @@ done
 mkdir -p /run/www && hostname >/run/www/hostname
 [ ! -x /bin/httpd ] || httpd -p 80 -h /run/www
 
-# QEMU's guest agent, where the machine has its port.
+# Of cloud-init's vendor-data, a boothook that stands alone: run at each boot.
+if [ "$(head -n 1 /run/seed/vendor-data 2>/dev/null)" = "#cloud-boothook" ]; then
+    tail -n +2 /run/seed/vendor-data >/run/boothook && chmod 700 /run/boothook
+    /run/boothook && echo "small: boothook done" || echo "small: boothook failed"
+fi
+
+# QEMU's guest agent, where the machine has its port and the boothook has brought no other one.
 for port in /sys/class/virtio-ports/*; do
     [ "$(cat "$port/name" 2>/dev/null)" = org.qemu.guest_agent.0 ] || continue
-    [ ! -x /sbin/qemu-ga ] || [ -e /etc/no-agent ] ||
+    [ ! -x /sbin/qemu-ga ] || [ -e /etc/no-agent ] || [ -x /usr/local/sbin/podvisor-ga ] ||
         qemu-ga -d -m virtio-serial -p "/dev/${port##*/}" -t /run -f /run/qemu-ga.pid -l /run/qemu-ga.log
 done
 
