@@ -8,19 +8,17 @@ mod support;
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use podvisor_cri::sandbox::{SandboxClient, StdioFds};
 use podvisor_cri_messages::*;
 use podvisor_node_api::NodeClient;
 use podvisor_node_api::messages::{
-    ConsoleInput, ConsoleMessage, Data, DumpMemoryRequest, DumpState, MigrationState,
-    PortForwardInput, PortForwardMessage, PortForwardOpen, PortProtocol, ReceiveMigrationInput,
-    ReceiveMigrationMessage, ReceiveMigrationOpen, SendMigrationInput, SendMigrationMessage,
-    SendMigrationOpen, Vm, VmChange, VmName, VmPhase, VsockInput, VsockMessage, VsockOpen,
+    ConsoleInput, ConsoleMessage, Data, MigrationState, PortForwardInput, PortForwardMessage,
+    PortForwardOpen, PortProtocol, ReceiveMigrationInput, ReceiveMigrationMessage,
+    ReceiveMigrationOpen, SendMigrationInput, SendMigrationMessage, SendMigrationOpen, Vm,
+    VmChange, VmName, VmPhase, VsockInput, VsockMessage, VsockOpen,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -407,68 +405,6 @@ impl Guest {
         self.answers(look, &["99 unplugged"]).await;
         let disk = fs::read(directory.join("disk.img")).unwrap();
         assert_eq!(&disk[..10], b"written in");
-        self.keeps_no_more(keeper).await;
-    }
-
-    /// Its memory is dumped to the claim of another pod.
-    async fn is_dumped(&self) {
-        let directory = self.daemon.path("claims/dumps");
-        fs::create_dir_all(&directory).unwrap();
-        let kept = json!({
-            "instance": "7c0e", "volume": "dumps", "serial": "dumps", "memoryDump": true,
-        });
-        let keeper = self.keeps(&directory, "dumps", &kept).await;
-        let mark = "printf 'marker-%s-here' $((123456 * 3)) >/tmp/marker; echo $((60 + 6)) marked";
-        self.answers(mark, &["66 marked"]).await;
-        let mut node = self.node();
-        let name = "web-dumps-20261130-120000.memory.dump";
-        let request = |file: &str| DumpMemoryRequest {
-            vm: Some(VmName::new("tenant", "web", "7c0e")),
-            pod_uid: "uid-keeper".to_owned(),
-            file: file.to_owned(),
-            limit_seconds: 0,
-        };
-        let refused = node.dump_memory(request("../web")).await.unwrap_err();
-        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
-        let refused = node
-            .plug_disk(VmName::new("tenant", "web", "7c0e"), "uid-keeper")
-            .await
-            .unwrap_err();
-        assert!(refused.message().contains("memory dumps"), "{refused}");
-        let dumped = async {
-            loop {
-                let answer = node.dump_memory(request(name)).await.unwrap();
-                match answer.state() {
-                    DumpState::Writing => sleep(Duration::from_millis(200)).await,
-                    state => break (state, answer.message),
-                }
-            }
-        };
-        let dumped = timeout(PATIENCE, dumped).await.unwrap();
-        assert_eq!(dumped, (DumpState::Done, String::new()));
-        let names = fs::read_dir(&directory).unwrap();
-        let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(names, [name]);
-        let path = directory.join(name);
-        let mut grep = Command::new("grep");
-        let found = grep.args(["-q", "-a", "-F", "marker-370368-here"]);
-        assert!(found.arg(&path).status().unwrap().success());
-        let meta = fs::metadata(&path).unwrap();
-        assert!(meta.blocks() * 512 < meta.len(), "zeroes are holes");
-        assert_eq!(meta.mode() & 0o777, 0o600);
-        let mut readelf = Command::new("readelf");
-        let said = readelf
-            .args(["-W", "-l", "-n"])
-            .arg(&path)
-            .output()
-            .unwrap();
-        let said = String::from_utf8(said.stdout).unwrap();
-        // The registers of both of its CPUs.
-        assert_eq!(said.matches("NT_PRSTATUS").count(), 2, "{said}");
-        assert!(said.matches("  LOAD ").count() >= 1, "{said}");
-        self.answers("echo $((70 + 9)) goes on", &["79 goes on"])
-            .await;
-        fs::remove_file(&path).unwrap();
         self.keeps_no_more(keeper).await;
     }
 

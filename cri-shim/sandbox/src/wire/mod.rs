@@ -5,13 +5,14 @@
 
 mod boot;
 mod frame;
+mod launch;
 mod message;
 
 pub(super) use boot::BootHeader;
 pub use frame::FrameError;
 pub(super) use frame::{Frame, FrameReader, FrameWriter, MAX_FDS, MAX_FRAME};
+pub(super) use launch::{LAUNCH_VERSION, LaunchHeader, LaunchReply, NicHeader};
 pub(super) use message::{
     Answer, CONTROL_SOCKET, CONTROL_VERSION, Call, CreateHeader, DeviceHeader, DeviceKind,
-    ExecHeader, Greeting, LAUNCH_VERSION, LaunchHeader, LaunchReply, NicHeader, Numbered, Refusal,
-    Reply, Request, StdioHeader,
+    ExecHeader, Greeting, Numbered, Refusal, Reply, Request, StdioHeader,
 };
