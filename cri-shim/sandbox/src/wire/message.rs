@@ -7,9 +7,9 @@ use super::boot::BootHeader;
 
 use crate::types::{
     AfterSave, BootReport, ContainerInfo, ContainerStats, ContainerUser, DumpInfo,
-    GuestAgentAnswer, GuestAgentCall, GuestContainer, HealthCheck, JailMode, MigrationInfo,
-    ProcessExit, RefusalKind, RestartPolicy, SandboxExit, SendMachine, ShareUsers, Started,
-    SupplementalGroups, TerminalSize, Unplugged,
+    GuestAgentAnswer, GuestAgentCall, GuestContainer, HealthCheck, MigrationInfo, ProcessExit,
+    RefusalKind, RestartPolicy, SandboxExit, SendMachine, Started, SupplementalGroups,
+    TerminalSize, Unplugged,
 };
 
 /// The control socket in a sandbox's directory.
