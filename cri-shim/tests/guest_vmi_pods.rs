@@ -27,7 +27,7 @@ use support::host::sandboxes;
 use support::pod::log_text;
 use support::{PATIENCE, Root};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_stream::iter;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
