@@ -218,5 +218,9 @@ async fn resizes(namespace: &str) {
         condition(&vm.data, "RestartRequired")
     })
     .await;
-    assert_eq!(node.machine(&name).done.len(), 1);
+    assert_eq!(
+        node.machine(&name).done.len(),
+        2,
+        "nothing was asked for since"
+    );
 }
