@@ -40,6 +40,8 @@ impl Scene {
             let vm = self.vms.get("v").await.unwrap();
             let request = vm.data["status"]["memoryDumpRequest"].clone();
             let is_new = request["startTimestamp"] != *before;
+            let has_failed = is_new && request["phase"] == "Failed" && phase != "Failed";
+            assert!(!has_failed, "{request}");
             (is_new && request["phase"] == phase).then_some(request)
         })
         .await
