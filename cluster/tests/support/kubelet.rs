@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures_util::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -55,7 +55,13 @@ impl Drop for Kubelet {
 async fn step(pods: Api<Pod>, pod: Pod, runs: bool, nodes: Arc<[String]>) {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     if pod.metadata.deletion_timestamp.is_some() {
-        finish(&pods, name).await;
+        // Another one may have the name by now.
+        let mut params = DeleteParams::default().grace_period(0);
+        params.preconditions = Some(Preconditions {
+            uid: pod.metadata.uid.clone(),
+            resource_version: None,
+        });
+        let _ = pods.delete(name, &params).await;
     } else if runs {
         run(&pods, name).await;
     } else if node_of(&pod).is_none() {

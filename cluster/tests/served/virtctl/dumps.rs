@@ -1,5 +1,7 @@
 //! Dumps of a VM's memory to claims.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{
     Api,
@@ -7,6 +9,7 @@ use kube::{
     core::{ApiResource, DynamicObject, GroupVersionKind},
 };
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use super::super::nodes::eventually;
 use super::super::vm;
@@ -36,15 +39,22 @@ impl Scene {
     /// Waits until the dump of a VM is in a phase, and not the one that ended at `before`; returns
     /// what is reported of it.
     async fn dump(&self, phase: &str, before: &Value) -> Value {
-        eventually(&format!("the dump is {phase}"), async || {
+        let mut seen = String::new();
+        for _ in 0..300 {
             let vm = self.vms.get("v").await.unwrap();
-            let request = vm.data["status"]["memoryDumpRequest"].clone();
+            let request = &vm.data["status"]["memoryDumpRequest"];
             let is_new = request["startTimestamp"] != *before;
+            if is_new && request["phase"] == phase {
+                return request.clone();
+            }
             let has_failed = is_new && request["phase"] == "Failed" && phase != "Failed";
             assert!(!has_failed, "{request}");
-            (is_new && request["phase"] == phase).then_some(request)
-        })
-        .await
+            let vmi = self.vmis.get("v").await.unwrap();
+            let (volumes, status) = (&vmi.data["spec"]["volumes"], &vmi.data["status"]);
+            seen = format!("{request}; {volumes}; {}", status["volumeStatus"]);
+            sleep(Duration::from_millis(100)).await;
+        }
+        panic!("the dump is not {phase}: {seen}");
     }
 
     /// Waits until the claim has left the instance, and its pod has gone.
