@@ -13,17 +13,15 @@
 
 mod access;
 mod answers;
-mod disks;
+mod changes;
 mod expected;
 mod guest;
 mod identity;
-mod links;
 mod machines;
 mod metrics;
 mod migration;
 mod report;
 mod server;
-mod size;
 mod stream;
 
 use std::{

@@ -7,7 +7,7 @@
 //! | `console`, `portforward/PORT/PROTOCOL`, `vsock/PORT` | GET | a WebSocket |
 //!
 //! Whether a user may do that was decided before: who asks is an API server, by its certificate.
-//! Migrations, disks, sizes and links have files of their own.
+//! Migrations and changes have files of their own.
 
 use std::sync::Arc;
 
@@ -18,13 +18,11 @@ use serde::Deserialize;
 
 use super::{
     answers::{failure, limited},
-    disks, guest,
+    changes, guest,
     identity::Trust,
-    links,
     machines::{Action, Machines, Refusal, Stream},
     migration::{self, Migrations},
     report::Events,
-    size,
     stream::Handshake,
 };
 use crate::{
@@ -59,20 +57,10 @@ impl Server {
 
 pub(super) async fn handle(request: Request<Incoming>, peer: Peer, server: Arc<Server>) -> Answer {
     let migration = migration::Asked::read(request.method(), request.uri().path());
-    let disk = disks::Asked::read(request.method(), request.uri().path());
-    let resized = size::asked(request.method(), request.uri().path());
-    let links = links::asked(request.method(), request.uri().path());
+    let change = changes::Asked::read(request.method(), request.uri().path());
     let answer = match migration {
-        None if links.is_some() && server.trust.is(&peer, contact::CONTROLLER) => match links {
-            Some(vm) => links::answer(request, vm, &server.machines).await,
-            None => Err(Failure::unauthorized()),
-        },
-        None if resized.is_some() && server.trust.is(&peer, contact::CONTROLLER) => match resized {
-            Some(vm) => size::answer(request, vm, &server.machines).await,
-            None => Err(Failure::unauthorized()),
-        },
-        None if disk.is_some() && server.trust.is(&peer, contact::CONTROLLER) => match disk {
-            Some(asked) => disks::answer(request, asked, &server.machines).await,
+        None if change.is_some() && server.trust.is(&peer, contact::CONTROLLER) => match change {
+            Some(asked) => changes::answer(request, asked, &server.machines).await,
             None => Err(Failure::unauthorized()),
         },
         // By the certificate that it looks at itself.

@@ -15,6 +15,7 @@ use crate::certificates::{Certificates, Publish};
 use crate::contact::{CONTROLLER, Contact};
 use crate::https::Answer;
 use crate::node_client::{self, Path};
+use crate::objects::VirtualMachineInstance;
 pub use seen::{MigrationReport, NodeReport, NodeState, Seen};
 
 /// Why a node did not do what was asked of it.
@@ -128,6 +129,25 @@ impl Nodes {
     ) -> Result<(), CallError> {
         let rest = format!("migration/{}/{what}", subject.migration);
         self.put(node, &path(subject, &rest), with).await.map(drop)
+    }
+
+    /// Has the node of an instance change something of its VM, and returns its answer.
+    pub(super) async fn change(
+        &self,
+        vmi: &VirtualMachineInstance,
+        what: &str,
+        with: &(impl Serialize + Sync),
+    ) -> Result<Value, CallError> {
+        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let meta = &vmi.metadata;
+        let (namespace, name, uid) = (text(&meta.namespace), text(&meta.name), text(&meta.uid));
+        let path = Path {
+            namespace: &namespace,
+            name: &name,
+            uid: &uid,
+            rest: what,
+        };
+        self.put(&vmi.status.node_name, &path, with).await
     }
 
     /// Has a node do something to a VM, and returns its answer.

@@ -10,7 +10,6 @@ use super::pod;
 use crate::contact::links::LinksRequest;
 use crate::controller::error::Error;
 use crate::controller::{Context, patch};
-use crate::node_client::Path;
 use crate::objects::{Interface, MigrationState, Phase, VirtualMachineInstance, VmiStatus};
 
 /// When a node is asked again that did not do it.
@@ -48,23 +47,14 @@ pub(super) async fn keep(
     let with = LinksRequest {
         down: down.map(|card| card.name.clone()).collect(),
     };
-    let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    let meta = &vmi.metadata;
-    let (namespace, name, uid) = (text(&meta.namespace), text(&meta.name), text(&meta.uid));
-    let path = Path {
-        namespace: &namespace,
-        name: &name,
-        uid: &uid,
-        rest: "links",
-    };
-    let node = &vmi.status.node_name;
-    if let Err(error) = context.nodes.put(node, &path, &with).await {
+    if let Err(error) = context.nodes.change(vmi, "links", &with).await {
         context
             .warn(vmi, "LinkStateFailed", "SetLinks", error.to_string())
             .await;
         return Ok(Some(RETRY));
     }
-    let api = context.world.api(&namespace);
+    let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
+    let api = context.world.api(namespace);
     if let Some(written) = patch::status(&api, vmi, &vmi.status, &status).await? {
         context.expectations.wrote(&written);
     }

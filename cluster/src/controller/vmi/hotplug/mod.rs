@@ -26,7 +26,6 @@ use crate::controller::error::{Error, code, is_gone};
 use crate::controller::instances::entries;
 use crate::controller::nodes::CallError;
 use crate::controller::{Context, patch};
-use crate::node_client::Path;
 use crate::objects::VirtualMachineInstance;
 pub(in crate::controller) use decide::plugs_at;
 use decide::{Action, Observed, Step, decide, dump_failed, is_of, target};
@@ -184,7 +183,7 @@ impl Turn {
                 keeper,
             } => {
                 let with = PlugRequest { pod_uid: keeper };
-                match self.ask("disks/plug", &with, context).await {
+                match context.nodes.change(&self.vmi, "disks/plug", &with).await {
                     Ok(_) => {
                         self.write(&volume, Step::Ready, |entry| {
                             entry["target"] = json!(target(&serial));
@@ -209,7 +208,7 @@ impl Turn {
                     serial,
                     limit_seconds: RELEASE_LIMIT,
                 };
-                match self.ask("disks/unplug", &with, context).await {
+                match context.nodes.change(&self.vmi, "disks/unplug", &with).await {
                     Ok(answer) => {
                         self.write(&volume, Step::Unmounted, |entry| {
                             entry["target"] = json!("");
@@ -232,7 +231,7 @@ impl Turn {
             pod_uid: keeper,
             file: file.clone(),
         };
-        let answer = self.ask("disks/dump", &with, context).await;
+        let answer = context.nodes.change(&self.vmi, "disks/dump", &with).await;
         let answer = answer.map(|answer| {
             // What cannot be read says nothing, and is asked for again.
             serde_json::from_value::<DumpAnswer>(answer).unwrap_or_default()
@@ -273,27 +272,6 @@ impl Turn {
         context
             .warn(&self.vmi, "MemoryDumpError", "Dump", note)
             .await;
-    }
-
-    /// Asks the node.
-    async fn ask(
-        &self,
-        rest: &str,
-        with: &(impl serde::Serialize + Sync),
-        context: &Context,
-    ) -> Result<Value, CallError> {
-        let text = |value: &Option<String>| value.clone().unwrap_or_default();
-        let meta = &self.vmi.metadata;
-        let (namespace, name) = (text(&meta.namespace), text(&meta.name));
-        let uid = text(&meta.uid);
-        let path = Path {
-            namespace: &namespace,
-            name: &name,
-            uid: &uid,
-            rest,
-        };
-        let node = &self.vmi.status.node_name;
-        context.nodes.put(node, &path, with).await
     }
 
     fn write(&mut self, volume: &str, step: Step, change: impl FnOnce(&mut Value)) {

@@ -20,7 +20,6 @@ use crate::contact::size::{ResizeAnswer, ResizeRequest};
 use crate::controller::error::Error;
 use crate::controller::nodes::CallError;
 use crate::controller::{Context, patch};
-use crate::node_client::Path;
 use crate::objects::{MigrationState, Phase, VirtualMachineInstance, VmiStatus, condition};
 use decide::{Change, State, Step, decide};
 
@@ -174,17 +173,7 @@ impl Turn<'_> {
 
     /// Asks the node.
     async fn ask(&self, with: &ResizeRequest) -> Result<ResizeAnswer, CallError> {
-        let text = |value: &Option<String>| value.clone().unwrap_or_default();
-        let meta = &self.vmi.metadata;
-        let (namespace, name, uid) = (text(&meta.namespace), text(&meta.name), text(&meta.uid));
-        let path = Path {
-            namespace: &namespace,
-            name: &name,
-            uid: &uid,
-            rest: "size",
-        };
-        let node = &self.vmi.status.node_name;
-        let answer = self.context.nodes.put(node, &path, with).await?;
+        let answer = self.context.nodes.change(self.vmi, "size", with).await?;
         Ok(serde_json::from_value(answer).unwrap_or_default())
     }
 

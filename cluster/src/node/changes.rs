@@ -1,11 +1,13 @@
-//! Disks that come and go while a VM runs, and dumps of its memory:
-//! `/v1/NAMESPACE/NAME/UID/disks/…`, for the controller.
+//! What the controller has changed of a VM that runs, or taken of it:
+//! `/v1/NAMESPACE/NAME/UID/…`, each a PUT.
 //!
-//! | path | verb | does |
-//! | --- | --- | --- |
-//! | `plug` | PUT | plugs the claim of a pod in |
-//! | `unplug` | PUT | takes the disk from the guest |
-//! | `dump` | PUT | dumps the guest's memory to the claim of a pod, or says how far that is |
+//! | path | does |
+//! | --- | --- |
+//! | `disks/plug` | plugs the claim of a pod in |
+//! | `disks/unplug` | takes the disk from the guest |
+//! | `disks/dump` | dumps the guest's memory to the claim of a pod |
+//! | `size` | gives the guest CPUs and memory |
+//! | `links` | gives its cards links, and takes them |
 
 use http::{Method, Request, StatusCode};
 use hyper::body::Incoming;
@@ -19,11 +21,13 @@ use super::{
 };
 use crate::{
     contact::disks::{DumpRequest, PlugRequest, UnplugAnswer, UnplugRequest},
+    contact::links::LinksRequest,
+    contact::size::{ResizeAnswer, ResizeRequest},
     https::{self, Answer},
     status::Failure,
 };
 
-/// What is asked about a disk.
+/// What is to be changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
     vm: VmName,
@@ -35,22 +39,26 @@ enum What {
     Plug,
     Unplug,
     Dump,
+    Size,
+    Links,
 }
 
 impl Asked {
-    /// Reads a path; `None` if it is none of a disk.
+    /// Reads a path; `None` if it is that of no change.
     pub(super) fn read(method: &Method, path: &str) -> Option<Self> {
         let steps: Vec<&str> = path.strip_prefix("/v1/")?.split('/').collect();
-        let [namespace, name, uid, "disks", what] = *steps.as_slice() else {
+        let [namespace, name, uid, ref what @ ..] = *steps.as_slice() else {
             return None;
         };
-        if [namespace, name, uid].iter().any(|step| step.is_empty()) {
+        if method != Method::PUT || [namespace, name, uid].iter().any(|step| step.is_empty()) {
             return None;
         }
-        let what = match (method, what) {
-            (&Method::PUT, "plug") => What::Plug,
-            (&Method::PUT, "unplug") => What::Unplug,
-            (&Method::PUT, "dump") => What::Dump,
+        let what = match *what {
+            ["disks", "plug"] => What::Plug,
+            ["disks", "unplug"] => What::Unplug,
+            ["disks", "dump"] => What::Dump,
+            ["size"] => What::Size,
+            ["links"] => What::Links,
             _ => return None,
         };
         Some(Self {
@@ -91,6 +99,19 @@ pub(super) async fn answer(
             let answer = answer.map_err(|refusal| failure(&refusal))?;
             Ok(https::json(StatusCode::OK, &json!(answer)))
         }
+        What::Size => {
+            let with: ResizeRequest = read(&body)?;
+            let done = limited(machines.resize(&vm, with.vcpus, with.memory)).await;
+            let memory = done.map_err(|refusal| failure(&refusal))?;
+            let answer = ResizeAnswer { memory };
+            Ok(https::json(StatusCode::OK, &json!(answer)))
+        }
+        What::Links => {
+            let with: LinksRequest = read(&body)?;
+            let done = limited(machines.set_links(&vm, with.down)).await;
+            done.map_err(|refusal| failure(&refusal))?;
+            Ok(https::accepted())
+        }
     }
 }
 
@@ -104,22 +125,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_names_a_vm_and_a_disk() {
+    fn a_path_names_a_vm_and_a_change() {
         let read = |method: Method, path: &str| Asked::read(&method, path);
-        let asked = read(Method::PUT, "/v1/a/b/c/disks/plug").unwrap();
-        assert_eq!(asked.vm, VmName::new("a", "b", "c"));
-        assert_eq!(asked.what, What::Plug);
-        let asked = read(Method::PUT, "/v1/a/b/c/disks/dump").unwrap();
-        assert_eq!(asked.what, What::Dump);
+        for (path, what) in [
+            ("disks/plug", What::Plug),
+            ("disks/unplug", What::Unplug),
+            ("disks/dump", What::Dump),
+            ("size", What::Size),
+            ("links", What::Links),
+        ] {
+            let path = format!("/v1/a/b/c/{path}");
+            let vm = VmName::new("a", "b", "c");
+            assert_eq!(read(Method::PUT, &path), Some(Asked { vm, what }), "{path}");
+            assert_eq!(read(Method::GET, &path), None, "{path}");
+        }
         for path in [
+            "/v1/a/b/c",
             "/v1/a/b/c/disks",
             "/v1/a/b/c/disks/",
             "/v1/a/b//disks/plug",
             "/v1/a/b/c/disks/plug/more",
+            "/v1/a//c/size",
+            "/v1/a/b/c/size/more",
             "/v1/a/b/c/pause",
         ] {
             assert_eq!(read(Method::PUT, path), None, "{path}");
         }
-        assert_eq!(read(Method::GET, "/v1/a/b/c/disks/plug"), None);
     }
 }
