@@ -35,17 +35,7 @@ pub(super) fn of(
     format: Format,
     permit: OwnedSemaphorePermit,
 ) -> impl Body<Data = Bytes, Error = io::Error> + Send {
-    let (pieces, body) = mpsc::channel(QUEUE);
-    let runtime = Handle::current();
-    spawn_blocking(move || {
-        let _permit = permit;
-        let mut pieces = Sender { pieces, runtime };
-        if let Err(error) = send(&disk, range, format, &mut pieces) {
-            tracing::warn!(%error, "a download was broken off");
-            let _ = pieces.give(Err(error.kind().into()));
-        }
-    });
-    https::pieces(body)
+    written_by(permit, move |pieces| send(&disk, range, format, pieces))
 }
 
 /// Returns the body of an answer with an archive of files. The permit is kept until they were read.
@@ -53,12 +43,20 @@ pub(super) fn of_files(
     entries: Vec<Entry>,
     permit: OwnedSemaphorePermit,
 ) -> impl Body<Data = Bytes, Error = io::Error> + Send {
+    written_by(permit, move |pieces| send_files(entries, pieces))
+}
+
+/// Returns a body of what is written, as fast as it is sent.
+fn written_by(
+    permit: OwnedSemaphorePermit,
+    write: impl FnOnce(&mut Sender) -> io::Result<()> + Send + 'static,
+) -> impl Body<Data = Bytes, Error = io::Error> + Send {
     let (pieces, body) = mpsc::channel(QUEUE);
     let runtime = Handle::current();
     spawn_blocking(move || {
         let _permit = permit;
         let mut pieces = Sender { pieces, runtime };
-        if let Err(error) = send_files(entries, &mut pieces) {
+        if let Err(error) = write(&mut pieces) {
             tracing::warn!(%error, "a download was broken off");
             let _ = pieces.give(Err(error.kind().into()));
         }
