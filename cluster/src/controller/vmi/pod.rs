@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use podvisor_cluster_types::Quantity;
-use podvisor_cluster_types::vmi::{Interface, Probe, ProbeHandler, VmiSpec};
+use podvisor_cluster_types::vmi::{Probe, ProbeHandler, VmiSpec};
 use ring::digest::SHA1_FOR_LEGACY_USE_ONLY;
 use serde_json::{Map, Value, json};
 
@@ -208,16 +208,9 @@ fn metadata(vmi: &VirtualMachineInstance, spec: &VmiSpec) -> Value {
     annotations.retain(|name, _| !NOT_PASSED_ON.iter().any(|start| name.starts_with(start)));
     annotations.insert("kubevirt.io/domain".into(), vmi_name.clone());
     annotations.insert(VMI_ANNOTATION.into(), annotation(vmi).to_string());
-    let cards = &spec.domain.devices.interfaces;
-    let is_absent = |name: &str| {
-        let mut named = cards.iter().filter(|card| card.name == name);
-        named.any(Interface::is_absent)
-    };
     // The node counts the pod's interfaces in the same way.
     let attachments: Vec<Value> = spec
-        .networks
-        .iter()
-        .filter(|network| !is_absent(&network.name))
+        .attached_networks()
         .filter_map(|network| network.multus.as_ref())
         .filter(|multus| multus.default != Some(true))
         .enumerate()

@@ -192,6 +192,15 @@ impl VmiSpec {
         warnings
     }
 
+    /// The networks that the pod has: those without a card that is absent.
+    pub fn attached_networks(&self) -> impl Iterator<Item = &Network> {
+        let cards = &self.domain.devices.interfaces;
+        self.networks.iter().filter(|network| {
+            let mut cards = cards.iter().filter(|card| card.name == network.name);
+            !cards.any(Interface::is_absent)
+        })
+    }
+
     /// Whether the default network of the pod is among the networks.
     pub(crate) fn has_pod_network(&self) -> bool {
         self.networks.iter().any(|network| network.pod.is_some())

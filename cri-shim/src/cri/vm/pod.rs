@@ -1,9 +1,9 @@
 //! Which pods are virtual machines, and what is checked and said of one before it has a container.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use podvisor_cri_messages::PodSandboxConfig;
-use podvisor_network::cni::{CardForm, Ipv4Option};
+use podvisor_network::cni::CardForm;
 use podvisor_network::guest::GuestNetwork;
 use sha2::{Digest as _, Sha256};
 
@@ -16,7 +16,7 @@ use crate::cri::error::{CriError, Result};
 use crate::cri::limits::memory_limit;
 use crate::cri::node::{Node, Pod};
 use crate::cri::state::{GuestSize, PodRecord};
-use crate::cri::vm_spec::{MEMORY_UNIT, VmSpec, VmiMachine};
+use crate::cri::vm_spec::{MEMORY_UNIT, VmSpec, VmiCard, VmiMachine};
 
 /// The annotation that chooses the runtime of a pod, and the value that means such pods.
 const TARGET_RUNTIME: &str = "kubernetes.io/target-runtime";
@@ -110,8 +110,7 @@ pub(in crate::cri) fn set_cards(
     annotations: &HashMap<String, String>,
     network: &mut GuestNetwork,
 ) -> Result<()> {
-    let machine = VmiMachine::of_annotations(annotations)?;
-    let cards = machine.map(|machine| machine.cards).unwrap_or_default();
+    let cards = cards(annotations)?;
     let own = own_mac(annotations)?;
     for (index, interface) in network.interfaces.iter_mut().enumerate() {
         let own = own.filter(|_| index == 0);
@@ -124,14 +123,12 @@ pub(in crate::cri) fn set_cards(
     Ok(())
 }
 
-/// Returns what else a pod's object has DHCP say on one of the pod's interfaces.
-pub(in crate::cri) fn dhcp_options(
+/// Returns the cards of a pod's machine that its object describes, by the pod's interfaces.
+pub(in crate::cri) fn cards(
     annotations: &HashMap<String, String>,
-    interface: &str,
-) -> Result<Vec<Ipv4Option>> {
+) -> Result<BTreeMap<String, VmiCard>> {
     let machine = VmiMachine::of_annotations(annotations)?;
-    let card = machine.and_then(|mut machine| machine.cards.remove(interface));
-    Ok(card.map(|card| card.dhcp).unwrap_or_default())
+    Ok(machine.map(|machine| machine.cards).unwrap_or_default())
 }
 
 /// Returns the names of the pod's interfaces for those of cards in its object, which are the same

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use super::create::dns_of;
 use super::images;
-use super::pod::dhcp_options;
+use super::pod::cards;
 use crate::blocking::apart;
 use crate::cri::config::{VM_HANDLER, VmSettings};
 use crate::cri::error::{CriError, Result};
@@ -142,13 +142,13 @@ impl Node {
             host_name: resolver::hostname(&pod.config)?,
             dns: dns_of(&dns, self.cni.dns(&pod.id)?),
         };
+        let mut cards = cards(&pod.config.annotations)?;
         let mut servers = self.cni.dhcp(&pod.id, network, &names)?;
         for server in &mut servers {
             let mac = server.config.client.0;
             let interface = network.interfaces.iter().find(|one| one.mac == mac);
-            if let Some(interface) = interface {
-                server.config.others = dhcp_options(&pod.config.annotations, &interface.name)?;
-            }
+            let card = interface.and_then(|interface| cards.remove(&interface.name));
+            server.config.others = card.map(|card| card.dhcp).unwrap_or_default();
         }
         Ok(servers)
     }

@@ -31,10 +31,6 @@ pub(super) const SPEC: &str = "spec";
 /// The name of the pod's first interface, which is that of its own network.
 const FIRST_INTERFACE: &str = "eth0";
 
-/// States of a card.
-const ABSENT: &str = "absent";
-const DOWN: &str = "down";
-
 /// A machine, as its object describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::cri) struct VmiMachine {
@@ -370,17 +366,9 @@ impl Reader {
     /// The pod's interfaces are `eth0` for its own network, and `net1`, `net2` … for the others
     /// (Multus), without those whose cards are absent.
     fn cards(&mut self) -> BTreeMap<String, VmiCard> {
-        let interfaces = self.spec.domain.devices.interfaces.clone();
-        let is_absent = |name: &str| {
-            let mut named = interfaces.iter().filter(|interface| interface.name == name);
-            named.any(|interface| interface.state.as_deref() == Some(ABSENT))
-        };
         let mut names = BTreeMap::new();
         let mut others = 0;
-        for network in &self.spec.networks {
-            if is_absent(&network.name) {
-                continue;
-            }
+        for network in self.spec.attached_networks() {
             let multus = network.multus.as_ref();
             let is_other = multus.is_some_and(|multus| multus.default != Some(true));
             let name = match is_other {
@@ -393,6 +381,7 @@ impl Reader {
             names.insert(network.name.clone(), name);
         }
         let mut cards = BTreeMap::new();
+        let interfaces = self.spec.domain.devices.interfaces.clone();
         for (index, interface) in interfaces.iter().enumerate() {
             let given = interface.mac_address.as_deref();
             let given = given.filter(|text| !text.is_empty());
@@ -407,7 +396,7 @@ impl Reader {
             let card = VmiCard {
                 name: interface.name.clone(),
                 mac,
-                is_down: interface.state.as_deref() == Some(DOWN),
+                is_down: interface.is_down(),
                 dhcp: dhcp_options(interface.dhcp_options.as_ref()),
             };
             cards.insert(name.clone(), card);

@@ -13,7 +13,7 @@ mod vmi;
 pub(crate) use annotations::AnnotationErrors;
 pub(super) use annotations::{FIRMWARE, GUEST_AGENT};
 pub(super) use machine::{
-    DiskSource, MAX_SERIAL, MAX_TAG, SeedText, VmiBoot, VmiDisk, VmiMachine, VmiSeed,
+    DiskSource, MAX_SERIAL, MAX_TAG, SeedText, VmiBoot, VmiCard, VmiDisk, VmiMachine, VmiSeed,
 };
 pub(crate) use spec::Booter;
 pub(super) use spec::{MEMORY_UNIT, VmSpec};

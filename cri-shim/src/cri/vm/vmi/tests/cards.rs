@@ -2,7 +2,7 @@
 
 use podvisor_network::guest::{GuestNetwork, Interface};
 
-use super::super::super::pod::dhcp_options;
+use super::super::super::pod::cards;
 use super::super::super::{interfaces_of, set_cards};
 use super::*;
 
@@ -76,8 +76,9 @@ fn absent_cards_take_no_interface_of_the_pod() {
     set_cards(&annotations, &mut network).unwrap();
     let down: Vec<bool> = network.interfaces.iter().map(|one| one.is_down).collect();
     assert_eq!(down, [false, true]);
-    let options = dhcp_options(&annotations, "net1").unwrap();
-    let options: Vec<_> = options
+    let cards = cards(&annotations).unwrap();
+    let options: Vec<_> = cards["net1"]
+        .dhcp
         .iter()
         .map(|one| (one.code, &one.value[..]))
         .collect();
@@ -85,5 +86,5 @@ fn absent_cards_take_no_interface_of_the_pod() {
         options,
         [(42, &[10, 0, 0, 9][..]), (67, b"pxe"), (240, b"site")]
     );
-    assert_eq!(dhcp_options(&annotations, "eth0").unwrap(), []);
+    assert_eq!(cards["eth0"].dhcp, []);
 }
