@@ -106,8 +106,10 @@ pub(super) fn decide(
         Request::Dump(_) => {
             let name = self::claim(request, status)?.unwrap_or_default();
             let machine = machine
-                .filter(|machine| machine.status.phase.as_deref() == Some("Running"))
-                .ok_or_else(|| Failure::conflict("VMI is not running"))?;
+                .ok_or_else(|| Failure::not_found("virtualmachineinstance.kubevirt.io", vm))?;
+            if machine.status.phase.as_deref() != Some("Running") {
+                return Err(Failure::conflict("VMI is not running"));
+            }
             let claim = claim.ok_or_else(|| Failure::not_found("persistentvolumeclaim", &name))?;
             must_take_dump(&name, claim, machine)?;
             dump(name, before)?
@@ -294,8 +296,9 @@ mod tests {
         assert_eq!(code(Some(&runs), Some(&fits)), Ok(()));
         assert_eq!(code(Some(&runs), None), Err(404));
         let others = ["Scheduling", "Succeeded", "Failed"].map(machine);
-        for machine in others.iter().map(Some).chain([None]) {
-            let failure = refused(machine, Some(&fits)).unwrap_err();
+        assert_eq!(code(None, Some(&fits)), Err(404));
+        for machine in &others {
+            let failure = refused(Some(machine), Some(&fits)).unwrap_err();
             assert_eq!(failure.code(), 409);
             assert!(failure.message().contains("VMI is not running"));
         }

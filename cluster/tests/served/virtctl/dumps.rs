@@ -109,7 +109,7 @@ async fn virtctl_dumps_the_memory_of_a_vm_to_a_claim() {
             (&get("a.b"), Err("must be a DNS label")),
             (
                 "memory-dump get h --claim-name=dumps",
-                Err("VMI is not running"),
+                Err("virtualmachineinstance.kubevirt.io \"h\" not found"),
             ),
             ("memory-dump remove v", Err("has no claim for memory dumps")),
             (
