@@ -1,5 +1,5 @@
-//! CPUs, memory and links that instances get while they run: as users ask for it, with the accounts and
-//! rights of the components.
+//! CPUs, memory and links that instances get while they run: as users ask for it, with the
+//! accounts and rights of the components.
 
 use std::panic::{AssertUnwindSafe, resume_unwind};
 

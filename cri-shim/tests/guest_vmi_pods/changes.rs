@@ -15,7 +15,7 @@ use super::support::PATIENCE;
 
 /// Waits until the guest uses two CPUs and more than 300 MB, and says so.
 pub(super) const GROWN: &str = "until [ $(nproc) = 2 ] && grep -q 'MemTotal: *3[0-9]\\{5\\} ' /proc/meminfo; \
-                     do sleep 0.2; done; echo $((20 + 2)) CPUs, large";
+     do sleep 0.2; done; echo $((20 + 2)) CPUs, large";
 
 /// Waits until the card has or has no link, and says so.
 fn wait_for_link(carrier: u8, says: &str) -> String {

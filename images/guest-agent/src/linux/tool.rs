@@ -19,7 +19,8 @@ pub(super) const DEFAULT_PATH: &str =
 /// Most bytes of errors that are said again.
 const MAX_ERRORS: usize = 512;
 
-/// How long the errors of a program that has failed are waited for: another one may have its output.
+/// How long the errors of a program that has failed are waited for: another one may have its
+/// output.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What becomes of a program that takes too long.
