@@ -39,7 +39,7 @@ impl Guest {
         self.answers(GROWN, &["22 CPUs, large"]).await;
     }
 
-    /// Its card loses its link while it runs, is without one after a reset, and gets it again.
+    /// Its card loses its link while it runs, and gets it again.
     pub(super) async fn loses_its_link(&self) {
         let (mut node, vm) = (self.node(), || VmName::new("tenant", "web", "7c0e"));
         let refused = node.set_links(vm(), vec!["other".to_owned()]).await;
